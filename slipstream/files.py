@@ -6,10 +6,11 @@ import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 
@@ -19,6 +20,7 @@ _BLOCK = 1 << 20
 _LOG = logging.getLogger("slipstream.files")
 
 Refusal = type[SlipstreamError]
+T = TypeVar("T")
 
 
 def path_of(name: str) -> Path:
@@ -71,6 +73,14 @@ def read_secret(path: Path) -> str:
     return text
 
 
+def read_token(path: Path) -> str:
+    """Return the bearer token in a file. Raises `InvalidRequest` for a file without one."""
+    token = read_secret(path).strip()
+    if not token:
+        raise InvalidRequest(f"{path} holds no token")
+    return token
+
+
 def warn_of_readers(path: Path) -> None:
     """Log a warning where all users of this machine can read a file."""
     with suppress(OSError):  # removed meanwhile
@@ -92,6 +102,16 @@ def parse_json(text: str | bytes, place: str, refusal: Refusal = InvalidRequest)
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refusal(f"{place} is not JSON ({error})") from None
+
+
+def json_lines(
+    lines: Iterable[str], place: str, refusal: Refusal = InvalidRequest
+) -> Iterator[tuple[str, Any]]:
+    """Yield the value of each line that is not blank, with its place. Raises `refusal`."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{place}, line {number}"
+            yield where, parse_json(line, where, refusal)
 
 
 def parse_toml(text: str, place: str) -> dict[str, Any]:
@@ -137,3 +157,53 @@ def _replace(path: Path, data: bytes, mode: int | None) -> None:
     except BaseException:
         os.unlink(beside)
         raise
+
+
+Stamp = tuple[tuple[int, ...] | None, ...]
+"""State of files, which changes once any of them has been written or replaced."""
+
+
+def stamp_of(files: Sequence[Path]) -> Stamp:
+    """Return the files' states by a `stat` of each. None for one that can't be looked at."""
+    return tuple(map(_stamp, files))
+
+
+class ReloadedFiles(Generic[T]):
+    """Value that is read from files, and read again once they have changed and are whole."""
+
+    def __init__(
+        self, files: Sequence[Path], load: Callable[[], T], what: str = "certificates"
+    ) -> None:
+        """Raises `InvalidRequest` if `load` does; nothing raises from then on. The log calls the
+        value `what`."""
+        self._files, self._what = tuple(files), what
+        self._load = load
+        self._refused: Stamp | None = None
+        self.stamp = stamp_of(self._files)
+        """State of the files from which `value` was loaded."""
+        self.value = load()
+
+    def refresh(self) -> bool:
+        """Look at the files; whether there is another value now. Broken files are logged once."""
+        stamp = stamp_of(self._files)
+        if stamp in (self.stamp, self._refused):
+            return False
+        try:
+            value = self._load()
+        except InvalidRequest as error:
+            self._refused = stamp
+            _LOG.warning("the %s stay as they were: %s", self._what, error)
+            return False
+        if stamp_of(self._files) != stamp:
+            return False  # being written right now: the next look finds them whole
+        self.stamp, self.value, self._refused = stamp, value, None
+        _LOG.info("the %s are read anew: %s", self._what, ", ".join(map(str, self._files)))
+        return True
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

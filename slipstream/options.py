@@ -8,6 +8,7 @@ import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from enum import Enum
 from functools import reduce
 from operator import ge, gt, le
 from pathlib import Path
@@ -177,6 +178,58 @@ def convert(given: Given, kind: Any, *, is_secret: bool = False) -> Any:
         raise InvalidRequest(f"{given.place} is {shown} {what}") from None
 
 
+def overlaid(usual: T, values: object, place: str) -> T:
+    """Return the dataclass `usual` with these values of its fields, those of dataclasses within it
+    too.
+
+    Raises `InvalidRequest`, which names `place`, for an unknown field, a value of another type
+    and one out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidRequest(f"{place} must be a table of fields")
+    kinds = get_type_hints(type(usual))
+    for name in values:
+        if name not in kinds:
+            raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(kinds)}")
+    given = {
+        name: _overlaid(getattr(usual, name), value, kinds[name], f"{name} of {place}")
+        for name, value in values.items()
+    }
+    try:
+        made: T = replace(usual, **given)  # type: ignore[type-var]  # a dataclass
+        return made
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{place} can't be used: {error}") from None
+
+
+def _overlaid(usual: Any, value: Any, kind: Any, place: str) -> Any:
+    kind, is_optional = without_none(kind)
+    if is_optional and value is None:
+        return None
+    if is_dataclass(kind):
+        return overlaid(usual, value, place)
+    if get_origin(kind) is Mapping:
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"{place} is {value!r}, but must be a table")
+        return value
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise InvalidRequest(f"{place} is {value!r}, but must be a list")
+        inner = get_args(kind)[0]
+        return tuple(_overlaid(None, item, inner, f"an item in {place}") for item in value)
+    if issubclass(kind, Enum):
+        return _member(kind, value, place)
+    return convert(Given(value, place, is_text=False), kind)
+
+
+def _member(kind: type[Enum], value: Any, place: str) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise InvalidRequest(f"{place} is {value!r}, but must be one of {known}") from None
+
+
 def without_none(kind: Any) -> tuple[Any, bool]:
     """Return the type, and whether None is among its values."""
     if get_origin(kind) not in (Union, types.UnionType):
@@ -190,8 +243,12 @@ def items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _text(given: Given) -> Any:
-    return _of(given.value, str)
+def parse_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of a list with commas. Raises `InvalidRequest`, which names the option."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidRequest(f"{name} is {text!r}, but must be numbers as 1,4,16") from None
 
 
 def _bool(given: Given) -> Any:
@@ -201,10 +258,6 @@ def _bool(given: Given) -> Any:
             raise ValueError(word)
         return word in _TRUE
     return _of(given.value, bool)
-
-
-def _int(given: Given) -> Any:
-    return int(given.value) if given.is_text else _of(given.value, int)
 
 
 def _float(given: Given) -> Any:
@@ -233,9 +286,9 @@ def _of(value: Any, *kinds: type) -> Any:
 
 
 _KINDS: Mapping[Any, tuple[str, Callable[[Given], Any]]] = {
-    str: ("text", _text),
+    str: ("text", lambda given: _of(given.value, str)),
     bool: ("true or false", _bool),
-    int: ("a whole number", _int),
+    int: ("a whole number", lambda it: int(it.value) if it.is_text else _of(it.value, int)),
     float: ("a finite number", _float),
     Path: ("a path", _path),
     tuple: ("a list of texts", _list),

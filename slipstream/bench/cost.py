@@ -18,7 +18,6 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from slipstream.bench.figures import fixed, quotient, table
-from slipstream.bench.harness import parse_numbers
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import Profile
@@ -35,7 +34,7 @@ from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.memory import free_bytes, wait_for
 from slipstream.models.native.model import NativeDecoder
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
-from slipstream.options import check_bounds, option
+from slipstream.options import check_bounds, option, parse_numbers
 
 MAX_ROWS = 128
 DRAFTED = 5
@@ -74,12 +73,12 @@ class CostPlan:
     @property
     def row_counts(self) -> tuple[int, ...]:
         """Return the numbers of rows. Raises `InvalidRequest` for what is no list of them."""
-        return parse_numbers("rows", self.rows, int)
+        return parse_numbers("rows", self.rows)
 
     @property
     def session_counts(self) -> tuple[int, ...]:
         """Return the numbers of sessions. Raises as `row_counts` does."""
-        return parse_numbers("sessions", self.sessions, int)
+        return parse_numbers("sessions", self.sessions)
 
 
 def measure_cost(

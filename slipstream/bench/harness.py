@@ -21,7 +21,6 @@ from slipstream.core.types import SamplingParams
 from slipstream.options import check_bounds, group, option
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 Advance = Callable[[str], None]
 """Receives the name of a configuration after each of its steps."""
@@ -122,14 +121,6 @@ def require_room(question_id: int | str, length: int, max_new_tokens: int, limit
             f"question {question_id} has {length} tokens, which with"
             f" {max_new_tokens} new ones exceed the context of {limit}"
         )
-
-
-def parse_numbers(name: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
-    """Return the numbers of a list with commas. Raises `InvalidRequest`, which names the option."""
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidRequest(f"{name} is {text!r}, but must be numbers as 1,4,16") from None
 
 
 def require_distinct(names: Sequence[str], what: str) -> None:

@@ -25,7 +25,6 @@ from slipstream.bench.figures import (
 from slipstream.bench.harness import (
     WARMUP_TOKENS,
     Advance,
-    parse_numbers,
     require_distinct,
     require_room,
     rotated,
@@ -36,7 +35,7 @@ from slipstream.client import AsyncClient
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import SamplingParams
-from slipstream.options import check_bounds, option
+from slipstream.options import check_bounds, option, parse_numbers
 
 MAX_CONCURRENCY = 4096
 ROUND_METHODS = "plain", "glide", "glide+cape", "auto"
@@ -90,7 +89,7 @@ class LoadPlan:
     @property
     def users(self) -> tuple[int, ...]:
         """Return the numbers of users."""
-        return parse_numbers("concurrency", self.concurrency, int)
+        return parse_numbers("concurrency", self.concurrency)
 
 
 async def measure_load(

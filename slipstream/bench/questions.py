@@ -6,9 +6,10 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
+from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.files import parse_json, read_text
+from slipstream.files import json_lines, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,10 @@ class Question:
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Read every question of a file. Raises `InvalidRequest` naming the first line that is none."""
     questions: dict[int | str, Question] = {}
-    for number, line in enumerate(read_text(path, pipe=True).splitlines(), 1):
-        if not line.strip():
-            continue
-        question = _question(line, f"{path} line {number}")
+    for place, item in json_lines(read_text(path, pipe=True).splitlines(), str(path)):
+        question = _question(item, place)
         if question.question_id in questions:
-            raise InvalidRequest(
-                f"{path} line {number} has question_id {question.question_id!r} a second time"
-            )
+            raise InvalidRequest(f"{place} has question_id {question.question_id!r} a second time")
         questions[question.question_id] = question
     if not questions:
         raise InvalidRequest(f"{path} holds no prompts")
@@ -61,8 +58,7 @@ def in_turn(questions: Sequence[Question]) -> tuple[Question, ...]:
     return tuple(question for question in mixed if question is not None)
 
 
-def _question(line: str, place: str) -> Question:
-    item = parse_json(line, place)
+def _question(item: Any, place: str) -> Question:
     if not isinstance(item, dict):
         raise InvalidRequest(f"{place} is not a JSON object")
     question_id, category, turns = (item.get(k) for k in ("question_id", "category", "turns"))

@@ -35,7 +35,7 @@ from slipstream.cli.bench_flags import (
 )
 from slipstream.cli.engine import open_async_client
 from slipstream.cli.flags import with_flags
-from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags, read_token
+from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
 from slipstream.client import Client
@@ -43,6 +43,7 @@ from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import shipped_folder
 from slipstream.exit_codes import FAILED
+from slipstream.files import read_token
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -130,17 +131,15 @@ def _compare(
             client.generate(prompt, **options | {"max_tokens": _WARM_UP_TOKENS})
             runs = [(_stream(client, prompt, options, output), client.generate(prompt, **plainly))]
             runs.append((client.generate(prompt, **options), client.generate(prompt, **plainly)))
-            best = [max(side, key=_tokens_per_s) for side in zip(*runs, strict=True)]
+            best = [
+                max(side, key=attrgetter("stats.tokens_per_s")) for side in zip(*runs, strict=True)
+            ]
             found.append(best)
             _report(best[0], PlainComparison(best[:1], best[1:]), output)
             if has_sum:
                 typer.echo()
     if has_sum:
         typer.echo("\n".join(PlainComparison(*zip(*found, strict=True)).sum_lines(engines)))
-
-
-def _tokens_per_s(result: "Result") -> float:
-    return result.stats.tokens_per_s
 
 
 def _stream(

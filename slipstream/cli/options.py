@@ -8,8 +8,8 @@ from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
-from slipstream.files import read_secret, read_text
-from slipstream.options import option, options_of
+from slipstream.files import read_text, read_token
+from slipstream.options import option, options_of, parse_numbers
 
 DEFAULT_TARGET = "smollm2-135m-q4_1"
 
@@ -203,7 +203,8 @@ class SpeculationFlags:
         """Return the options of the SDK. Raises `InvalidRequest` for values that can't be."""
         values = asdict(self)
         values["mode"], values["stop"] = values.pop("speculation"), values.pop("stop_policy")
-        values["widths"] = None if self.widths is None else _widths(self.widths)
+        if self.widths is not None:
+            values["widths"] = parse_numbers("widths", self.widths)
         return SpeculationOptions(**values)
 
 
@@ -227,14 +228,6 @@ class RequestFlags:
         }
 
 
-def read_token(path: Path) -> str:
-    """Return the bearer token in a file. Raises `InvalidRequest` for a file without one."""
-    token = read_secret(path).strip()
-    if not token:
-        raise InvalidRequest(f"{path} holds no token")
-    return token
-
-
 def _schema(text: str) -> str:
     if text.lstrip().startswith("{") or text.strip() in ("true", "false"):
         return text
@@ -247,10 +240,3 @@ def _bias(text: str) -> tuple[int, float]:
         return int(number), float(value)
     except ValueError:
         raise InvalidRequest(f"a logit bias is {text!r}, but must be ID=VALUE") from None
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(width) for width in text.split(","))
-    except ValueError:
-        raise InvalidRequest(f"widths are {text!r}, but must be numbers as 4,2,1") from None

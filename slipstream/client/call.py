@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypedDict
 from uuid import uuid4
 
@@ -18,7 +18,7 @@ from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.prompt import Prompt
-from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.tools import Tool, call_schema, forced_tools, tools_of
 from slipstream.core.types import SamplingParams
@@ -199,25 +199,13 @@ def _ask(options: RequestOptions) -> Ask:
                 f"tool_choice and a {grammar.kind.value} are given, but a text follows one"
             )
         grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(call_schema(forced)))
-    return Ask(
-        options.get("sampling", SamplingParams()),
-        options.get("max_tokens", DEFAULT_MAX_TOKENS),
-        tuple(options.get("stop", ())),
-        options.get("speculation", SpeculationOptions()),
-        options.get("raw", False),
-        options.get("request_id") or uuid4().hex,
-        options.get("with_origins", False),
-        options.get("logprobs"),
-        grammar,
-        options.get("allow_special_tokens", False),
-        () if choice == "none" else tools,
-        options.get("with_rounds", False),
-        options.get("prompt_logprobs", False),
-        tuple(options.get("stop_token_ids", ())),
-        options.get("ignore_eos", False),
-        options.get("continue_final", False),
-        tuple(options.get("model_defaults", ())),
-    )
+    own = {field.name for field in fields(Ask)}
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in own}
+    for name in ("stop", "stop_token_ids", "model_defaults"):
+        given[name] = tuple(given.get(name, ()))
+    given["tools"] = () if choice == "none" else tools
+    given["request_id"] = given.get("request_id") or uuid4().hex
+    return Ask(**given, num_logprobs=options.get("logprobs"), grammar=grammar)
 
 
 def _grammar(options: RequestOptions) -> Grammar | None:

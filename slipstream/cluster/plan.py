@@ -4,11 +4,11 @@ Each service checks its own options. Needs no Ray.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.options import check_bounds, option
+from slipstream.options import check_bounds, option, overlaid
 
 Option = str | bool | int | float | Sequence[str]
 _OURS = (
@@ -103,37 +103,7 @@ class ClusterPlan:
 
 def plan_from(arguments: Mapping[str, Any]) -> ClusterPlan:
     """Return the plan of a Serve application's `args`. Raises `InvalidRequest`."""
-    values = dict(arguments)
-    has_drafts = values.get("draft", {}) is not None
-    for role in ("target", "draft") if has_drafts else ("target",):
-        pool = values.get(role, {})
-        if not isinstance(pool, Mapping):
-            raise InvalidRequest(f"{role} is {pool!r}, but must be a table")
-        values[role] = _made(POOLS[role], pool, role)
-    if not has_drafts:
-        del values["draft"]
-    plan: ClusterPlan = _made(ClusterPlan(), values, "args")
-    return plan if has_drafts else replace(plan, draft=None)
-
-
-def _made(usual: Any, values: Mapping[str, Any], place: str) -> Any:
-    """Return a plan with these values, each of the type of its default."""
-    known = [field.name for field in fields(usual)]
-    for name, value in values.items():
-        if name not in known:
-            raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(sorted(known))}")
-        wanted = _kinds(getattr(usual, name))
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            raise InvalidRequest(f"{name} of {place} is {value!r}, which is of another kind")
-    return replace(usual, **values)
-
-
-def _kinds(default: object) -> tuple[type, ...]:
-    if default is None:
-        return (str, type(None))
-    if isinstance(default, float):
-        return (float, int)
-    return (Mapping,) if isinstance(default, Mapping) else (type(default),)
+    return overlaid(ClusterPlan(), arguments, "args")
 
 
 def _flags(name: str, value: Option) -> tuple[str, ...]:

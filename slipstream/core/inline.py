@@ -27,16 +27,12 @@ def iterated(generator: AsyncGenerator[T, None]) -> Generator[T, None, None]:
     try:
         while True:
             try:
-                item = finished(_next(generator))
+                item = finished(generator.__anext__())
             except StopAsyncIteration:
                 return
             yield item
     finally:
         finished(generator.aclose())
-
-
-async def _next(generator: AsyncGenerator[T, None]) -> T:
-    return await generator.__anext__()
 
 
 async def ended(*tasks: asyncio.Task[Any]) -> None:

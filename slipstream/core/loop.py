@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from slipstream.core.draft.ngram_draft import with_forced
 from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import Draft, Target
-from slipstream.core.round import Clock, NullObserver, Port, Round, RoundObserver, timed
+from slipstream.core.round import Clock, Port, Round, RoundObserver, timed
 from slipstream.core.sequence import TokenSequence
 
 
@@ -23,14 +23,14 @@ async def decode(
     The first round verifies an empty proposal, which is prefill. The caller releases the session
     when it is no longer needed, however the iteration ends.
     """
-    observer = observer or NullObserver()
     session = sequence.session
     round_ = Round(0, clock())
     while True:
         with timed(round_, Port.VERIFY, clock, observer):
             round_.verdict = await target.verify(sequence, round_.proposal)
         sequence.append(round_.verdict.tokens)
-        observer.record(round_)
+        if observer is not None:
+            observer.record(round_)
         planner.record(round_)
         yield round_
         if round_.verdict.finish_reason is not None:

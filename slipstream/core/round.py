@@ -111,23 +111,14 @@ class RoundObserver(Protocol):
         """Record a round that has its verdict."""
 
 
-class NullObserver:
-    """A `RoundObserver` that records nothing."""
-
-    def calling(self, round_: Round, port: Port) -> AbstractContextManager[object]:
-        """Return an empty context."""
-        return nullcontext()
-
-    def record(self, round_: Round) -> None:
-        """Do nothing."""
-
-
 @contextmanager
-def timed(round_: Round, port: Port, clock: Clock, observer: RoundObserver) -> Iterator[None]:
+def timed(
+    round_: Round, port: Port, clock: Clock, observer: RoundObserver | None
+) -> Iterator[None]:
     """Note in the round when the port was called and returned, and the error that it raised."""
     start_s = clock()
     try:
-        with observer.calling(round_, port):
+        with nullcontext() if observer is None else observer.calling(round_, port):
             yield
     except BaseException as error:
         round_.error = error

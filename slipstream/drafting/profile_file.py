@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.policy.profile import Profile, profile_from_values
+from slipstream.core.policy.profile import Profile
 from slipstream.files import parse_json, read_text
+from slipstream.options import overlaid
 
 FORMAT_VERSION = 1
 PROFILE_NAME = "profile.json"
@@ -69,7 +70,7 @@ def read_profile(path: Path, pair: ModelPair) -> Profile:
             f"{path} has format_version {values['format_version']!r}, but known is {FORMAT_VERSION}"
         )
     _check_models(values["models"], pair, path)
-    return profile_from_values(values["profile"], place=f"the profile in {path}")
+    return overlaid(Profile(), values["profile"], f"the profile in {path}")
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from google.protobuf.message import Message
 
 from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import ReloadedFiles, Stamp
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES, parsed
-from slipstream.rpc.security import ClientTls, ReloadedFiles, Stamp
+from slipstream.rpc.security import ClientTls
 
 KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5

@@ -7,7 +7,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.conversion.convert_common import paired
+from slipstream.rpc.conversion.convert_common import message_of, paired
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.rpc.wire import bytes_field, cut_out
 
@@ -103,16 +103,13 @@ def keep_freed_memory() -> None:
 
 def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> bytes:
     """Return the `StreamKvResponse` with its checksum, serialised with one copy of the payload."""
-    head = target_pb2.StreamKvResponse(
+    head = message_of(
+        target_pb2.StreamKvResponse,
+        form,
         session_id=source.session_id,
         incarnation=source.incarnation,
         start=frame.start,
         count=frame.count,
-        layers=form.layers,
-        dtype=DTYPE.to_pb(form.dtype),  # type: ignore[arg-type]
-        num_kv_heads=form.num_kv_heads,
-        head_dim=form.head_dim,
-        encoding=ENCODING.to_pb(form.encoding),  # type: ignore[arg-type]
     )
     tail = target_pb2.StreamKvResponse(crc32c=google_crc32c.value(frame.payload))
     payload = bytes_field(_PAYLOAD, frame.payload)

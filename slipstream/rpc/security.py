@@ -3,31 +3,19 @@
 A server looks at its files at each handshake; a caller's connection keeps those it was made with.
 """
 
-import logging
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import grpc
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied
-from slipstream.files import read_bytes, warn_of_readers
+from slipstream.files import ReloadedFiles, read_bytes, warn_of_readers
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
-_LOG = logging.getLogger("slipstream.rpc")
-
-Stamp = tuple[tuple[int, int, int] | None, ...]
-"""State of files, which changes once any of them has been written or replaced."""
-
-T = TypeVar("T")
-
-
-def stamp_of(files: Sequence[Path]) -> Stamp:
-    """Return the files' states by a `stat` of each. None for one that can't be looked at."""
-    return tuple(map(_stamp, files))
 
 
 def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
@@ -53,44 +41,6 @@ def read_authority(path: Path) -> bytes:
     except (OSError, TypeError, ValueError) as error:  # the last for an empty file
         raise InvalidRequest(f"{path} holds no certificates to trust ({_reason(error)})") from None
     return data
-
-
-class ReloadedFiles(Generic[T]):
-    """Value that is read from files, and read again once they have changed and are whole."""
-
-    def __init__(self, files: Sequence[Path], load: Callable[[], T]) -> None:
-        """Raises `InvalidRequest` if `load` does; nothing raises from then on."""
-        self._files = tuple(files)
-        self._load = load
-        self._refused: Stamp | None = None
-        self.stamp = stamp_of(self._files)
-        """State of the files from which `value` was loaded."""
-        self.value = load()
-
-    def refresh(self) -> bool:
-        """Look at the files; whether there is another value now. Broken files are logged once."""
-        stamp = stamp_of(self._files)
-        if stamp in (self.stamp, self._refused):
-            return False
-        try:
-            value = self._load()
-        except InvalidRequest as error:
-            self._refused = stamp
-            _LOG.warning("certificates stay as they were: %s", error)
-            return False
-        if stamp_of(self._files) != stamp:
-            return False  # being written right now: the next look finds them whole
-        self.stamp, self.value, self._refused = stamp, value, None
-        _LOG.info("certificates are read anew: %s", ", ".join(map(str, self._files)))
-        return True
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _reason(error: Exception) -> str:

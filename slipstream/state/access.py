@@ -2,18 +2,17 @@
 
 import hashlib
 import hmac
-import logging
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
-from slipstream.files import parse_toml, read_text, warn_of_readers
+from slipstream.files import ReloadedFiles, parse_toml, read_text, warn_of_readers
 from slipstream.state.quotas import QuotaLimits
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -120,7 +119,6 @@ def _check_apart(entries: tuple[Entry, ...], path: str) -> None:
 CHECK_S = 1.0
 """Shortest interval of checks whether the file has changed."""
 _PREFIX = "Bearer "
-_LOG = logging.getLogger("slipstream.router")
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -147,25 +145,26 @@ class Access:
         today: Callable[[], date] = lambda: datetime.now(UTC).date(),
     ) -> None:
         """Raises `InvalidRequest` for a file that is broken or has no key."""
-        self._path, self._clock, self._today = path, clock, today
+        self._clock, self._today = clock, today
         self._checked_s = clock()
-        self._state = None if path is None else _state(path)
-        self._entries: tuple[Entry, ...] = () if path is None else read_keys(path)
-        if path is not None:
-            if not self._entries:
-                raise InvalidRequest(f"{path} has no key in it, so every request would be refused")
-            warn_of_readers(path)
+        self._keys = (
+            None if path is None else ReloadedFiles((path,), partial(_watched, path), "keys")
+        )
+        if self._keys is not None and not self._keys.value:
+            raise InvalidRequest(f"{path} has no key in it, so every request would be refused")
 
     def check(self, metadata: Metadata | None) -> Key:
         """Return the key of the bearer token. Raises `Unauthenticated` for a token of no key.
 
         Takes as long for every wrong token, so that none can be guessed bit by bit.
         """
-        if self._path is None:
+        if self._keys is None:
             return Key()
-        self._follow(self._path)
+        if (now_s := self._clock()) - self._checked_s >= CHECK_S:
+            self._checked_s = now_s
+            self._keys.refresh()
         shown = hashlib.sha256(_token(metadata)).hexdigest()
-        found = [entry for entry in self._entries if hmac.compare_digest(shown, entry.sha256)]
+        found = [entry for entry in self._keys.value if hmac.compare_digest(shown, entry.sha256)]
         if not found:
             raise Unauthenticated("the bearer token is not known here")
         entry = found[0]
@@ -173,32 +172,11 @@ class Access:
             raise Unauthenticated(f"the token of the key {entry.name!r} has expired")
         return Key(entry.name, entry.limits)
 
-    def _follow(self, path: Path) -> None:
-        """Read the file again if it has changed; while it is broken, the keys stay."""
-        now_s = self._clock()
-        if now_s - self._checked_s < CHECK_S:
-            return
-        self._checked_s = now_s
-        state = _state(path)
-        if state == self._state:
-            return
-        self._state = state
-        try:
-            self._entries = read_keys(path)
-        except InvalidRequest as error:
-            _LOG.error("the keys stay as they were: %s", error)
-            return
-        _LOG.info("%s has changed: %d keys open this router", path, len(self._entries))
-        warn_of_readers(path)
 
-
-def _state(path: Path) -> tuple[int, ...] | None:
-    """Return what differs between versions of a file; None for no file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+def _watched(path: Path) -> tuple[Entry, ...]:
+    entries = read_keys(path)
+    warn_of_readers(path)
+    return entries
 
 
 def _token(metadata: Metadata | None) -> bytes:

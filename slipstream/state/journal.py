@@ -151,16 +151,12 @@ class StoreJournal:
                 raise
             except SessionError:
                 await self._claim_again()
-                await self._append_again()
-
-    async def _append_again(self) -> None:
-        """Keep what is not kept under a new lease. One that was lost as well is a silent store."""
-        try:
-            await self._append()
-        except SessionTaken:
-            raise
-        except SessionError as error:
-            raise Unavailable(f"the store keeps nothing: {error}") from None
+                try:
+                    await self._append()
+                except SessionTaken:
+                    raise
+                except SessionError as error:  # a new lease that is lost as well: a silent store
+                    raise Unavailable(f"the store keeps nothing: {error}") from None
 
     async def _append(self) -> None:
         if self._lease is None or self._num_kept > len(self._tokens):  # all there is, is kept

@@ -46,7 +46,7 @@ def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
     Handlers that are there already stay as they are. Libraries never log more than `info`: finer
     messages may quote what they were given. Python's warnings are lines, too.
     """
-    logging.getLogger(_GRPC).addFilter(_is_no_quote)
+    logging.getLogger(_GRPC).addFilter(lambda record: record.msg != _QUOTE)
     root = logging.getLogger()
     if root.handlers:
         return
@@ -57,10 +57,6 @@ def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
     root.setLevel(max(least, logging.INFO))
     logging.getLogger(_OURS).setLevel(least)
     logging.captureWarnings(True)
-
-
-def _is_no_quote(record: logging.LogRecord) -> bool:
-    return record.msg != _QUOTE
 
 
 class TextLines(logging.Formatter):

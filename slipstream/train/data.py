@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.files import as_text, parse_json, read_bytes, read_within
+from slipstream.files import as_text, json_lines, read_bytes, read_within
 
 MAX_FILE_BYTES = 4 << 30
 """Largest file of training text, unpacked."""
@@ -94,11 +94,8 @@ def read_data(path: Path, limits: ReadLimits, *, encode: Encode) -> DataFile:
     for part in finished_shards(path) if os.path.isdir(path) else [path]:
         raw, lines = read_lines(part)
         digest.update(hashlib.sha256(raw).digest() if os.path.isdir(path) else raw)
-        found = [
-            _document(line, f"{part}, line {number}", limits, encode)
-            for number, line in enumerate(lines, start=1)
-            if line.strip()
-        ]
+        items = json_lines(lines, str(part), TrainingError)
+        found = [_document(item, where, limits, encode) for where, item in items]
         kept = [document for document in found if len(document.ids) <= limits.max_tokens]
         documents += kept
         num_skipped += len(found) - len(kept)
@@ -206,8 +203,7 @@ def padded_batches(
     return out
 
 
-def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Document:
-    raw = parse_json(line, where, TrainingError)
+def _document(raw: Any, where: str, limits: ReadLimits, encode: Encode) -> Document:
     text = None if limits.encode_answer is None else _text_of(raw, where)
     if text is not None and limits.encode_answer is not None:
         prompt = _encoded(text[0], where, encode)

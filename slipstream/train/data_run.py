@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.files import parse_json, write_whole
+from slipstream.files import json_lines, write_whole
 from slipstream.models.dtypes import AUTO, CPU
 from slipstream.models.format.resolve import resolve, short_name
 from slipstream.models.format.tokenizer import text_tokenizer
@@ -137,11 +137,7 @@ def make_shards(talks: Sequence[Talk], run: DataRun) -> tuple[tuple[Talk, ...], 
 
 def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterator[Talk]:
     """Parse {"prompt": text}, {"turns": [text, ...]} or {"p": [id, ...]}; "g" is answered anew."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        item = parse_json(line, where, TrainingError)
+    for where, item in json_lines(lines, str(path), TrainingError):
         fields = item if isinstance(item, dict) else {}
         turns = [fields["prompt"]] if "prompt" in fields else fields.get("turns", [fields.get("p")])
         kind = str if "prompt" in fields or "turns" in fields else list

@@ -39,12 +39,13 @@ def train_decision(
     """
     torch.manual_seed(settings.seed)
     network = DecisionNetwork(train.hidden.shape[1], settings.width)
-    mean, scale = _spread(train.hidden)
+    wide = train.hidden.float()
+    mean, scale = wide.mean(0), wide.std(0, correction=0).clamp_min(1e-6)
     best = _Best(network, validation, (mean, scale))
     best.offer()
     _fit_base(network, train)
     best.offer()
-    hidden = (train.hidden.float() - mean) / scale
+    hidden = (wide - mean) / scale
     optimizer = _optimizer(network, settings)
     waited = 0
     for _ in range(settings.max_epochs):
@@ -120,11 +121,6 @@ def _optimizer(network: DecisionNetwork, settings: DecisionSettings) -> torch.op
         {"params": [network.stats.weight, network.hidden.bias], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr)
-
-
-def _spread(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    wide = hidden.float()
-    return wide.mean(0), wide.std(0, correction=0).clamp_min(1e-6)
 
 
 @torch.no_grad()

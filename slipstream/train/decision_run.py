@@ -30,7 +30,7 @@ from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.decision import DecisionSettings, train_decision
-from slipstream.train.provenance import data_facts, write_provenance
+from slipstream.train.provenance import write_provenance
 from slipstream.train.rounds import Position, Records, RoundRecorder, records_of
 
 PROVENANCE_NAME = "decision.provenance.json"
@@ -114,14 +114,13 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Decis
         return outcome
     save_decision(model, folder)
     facts = {
-        "revision": code_revision(),
-        "data": [data_facts(data) for data in files],
         **{name: asdict(of) for name, of in (("recording", plan), ("settings", run.settings))},
         "num_tokens": outcome.num_tokens,
         "loss": outcome.loss,
         "calibrated_loss": outcome.calibrated_loss,
     }
-    write_provenance(folder / PROVENANCE_NAME, command=run.command, facts=facts)
+    place, revision = folder / PROVENANCE_NAME, code_revision()
+    write_provenance(place, files, command=run.command, revision=revision, facts=facts)
     return replace(outcome, weights=folder / DECISION_NAME)
 
 

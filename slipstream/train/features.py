@@ -89,16 +89,11 @@ class FeatureSet:
         return batch
 
 
-def padded_ids(documents: Sequence[Document]) -> Tensor:
-    """Return token ids [B, T] int64, 0 where a document has ended."""
-    parts = [torch.from_numpy(document.ids).long() for document in documents]
-    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-
-
 @torch.no_grad()
 def _read(model: Any, layers: Sequence[int], documents: Sequence[Document]) -> TrainBatch:
     """Return the documents as a batch on the target's device, by one forward."""
-    ids = padded_ids(documents).to(model.device)
+    parts = [torch.from_numpy(document.ids).long() for document in documents]
+    ids = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(model.device)
     if ids.is_cuda:
         ids = F.pad(ids, (0, -ids.shape[1] % LENGTHS_ON_GPU))
     result = model.get_decoder()(input_ids=ids, use_cache=True)

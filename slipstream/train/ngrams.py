@@ -26,7 +26,7 @@ from slipstream.ngrams.store_file import (
     StoreHeader,
     checksum,
 )
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 from slipstream.train.data import Document
 
 Arrays = dict[str, NDArray[Any]]
@@ -42,9 +42,11 @@ class CountSettings:
     """Contexts to count: those that were seen `min_count` times or more, the longest one time
     more."""
 
-    max_context: int = option(3, "Longest context, in tokens.")
-    min_count: int = option(2, "Contexts that were seen less often are left out.")
-    max_mb: float = option(8.0, "Largest file, in MiB; the rarest contexts are left out for it.")
+    max_context: int = option(3, "Longest context, in tokens.", least=1, most=MAX_CONTEXT)
+    min_count: int = option(2, "Contexts that were seen less often are left out.", least=1)
+    max_mb: float = option(
+        8.0, "Largest file, in MiB; the rarest contexts are left out for it.", least=2**-10
+    )
 
     @property
     def max_bytes(self) -> int:
@@ -52,10 +54,7 @@ class CountSettings:
         return round(self.max_mb * 2**20)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_context <= MAX_CONTEXT:
-            raise TrainingError(f"max_context is {self.max_context}, not 1 to {MAX_CONTEXT}")
-        if self.min_count < 1 or self.max_bytes < 1024:
-            raise TrainingError("min_count must be at least 1 and the file at least 1 KiB")
+        check_bounds(self)
 
     def least(self, length: int, min_count: int) -> int:
         """Return how often a context of this length must be seen; the longest, one time more."""

@@ -14,11 +14,20 @@ PROVENANCE_NAME = "provenance.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
-    """Write a provenance file, with the versions of what computed the weights, whole or not."""
+def write_provenance(
+    path: Path,
+    files: Sequence[DataFile],
+    *,
+    command: Sequence[str],
+    revision: str | None,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write a provenance file, with the versions of what computed the weights from these files and
+    the revision of the code, whole or not."""
     packages = {name: version(name) for name in _PACKAGES}
     machine = {"python": platform.python_version(), "machine": platform.machine(), **packages}
-    write_json(path, {"command": " ".join(command), "environment": machine, **facts})
+    about = {"command": " ".join(command), "environment": machine, "revision": revision}
+    write_json(path, {**about, "data": [_data_facts(data) for data in files], **facts})
 
 
 def read_provenance(directory: Path) -> Any:
@@ -27,8 +36,7 @@ def read_provenance(directory: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def data_facts(data: DataFile) -> dict[str, Any]:
-    """Return name, hash and sizes of a data file."""
+def _data_facts(data: DataFile) -> dict[str, Any]:
     return {
         "file": data.name,
         "sha256": data.sha256,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.core.errors import ModelMismatch
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
@@ -28,7 +28,7 @@ from slipstream.models.glide.glide_init import (
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.torch.loading import load_target_parts
-from slipstream.options import option, required
+from slipstream.options import check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
@@ -36,12 +36,7 @@ from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
 from slipstream.train.glide import Frozen
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
-from slipstream.train.provenance import (
-    PROVENANCE_NAME,
-    data_facts,
-    read_provenance,
-    write_provenance,
-)
+from slipstream.train.provenance import PROVENANCE_NAME, read_provenance, write_provenance
 from slipstream.train.trainer import Check, Inputs, Trainer, TrainHooks
 
 
@@ -53,28 +48,21 @@ class DraftSettings:
 
     target: str = required("Target model: an alias, a path or a hub id.")
     layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
-    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.")
-    head_size: int = option(8192, "Tokens in the trimmed head.")
+    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.", least=1)
+    head_size: int = option(8192, "Tokens in the trimmed head.", least=1)
     init_from: Path | None = option(
         None, "Weights to start from.", show_default="the target's layers"
     )
 
     def __post_init__(self) -> None:
-        for name in ("head_size", "num_layers"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        check_bounds(self)
         self.layers_of(1)
 
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
         """Return the layers that are read of a target with so many."""
         if not self.layers:
             return (num_layers - 1,)
-        try:
-            return tuple(int(part) for part in self.layers.split(","))
-        except ValueError:
-            raise TrainingError(
-                f"layers must be numbers with commas between, got {self.layers!r}"
-            ) from None
+        return parse_numbers("layers", self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +111,9 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     def check(result: Check) -> None:
         if result.is_best:
             save_glide(trainer.model, vocab, run.out)
-            facts = _facts(run, trainer, files, revision)
-            write_provenance(run.out / PROVENANCE_NAME, command=run.command, facts=facts)
+            facts = _facts(run, trainer)
+            place = run.out / PROVENANCE_NAME
+            write_provenance(place, files, command=run.command, revision=revision, facts=facts)
         trainer.save(run.checkpoint, fingerprint)
         hooks.check(result)
 
@@ -148,15 +137,11 @@ def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
     return [read_data(path, limits, encode=encode) for path in paths]
 
 
-def _facts(
-    run: GlideRun, trainer: Trainer, files: Sequence[DataFile], revision: str | None
-) -> dict[str, Any]:
+def _facts(run: GlideRun, trainer: Trainer) -> dict[str, Any]:
     """Return the provenance of the weights as they are now."""
     state = trainer.state
     return {
-        "revision": revision,
         "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
-        "data": [data_facts(data) for data in files],
         "settings": asdict(run.settings),
         "started_from": run.draft.init_from and read_provenance(run.draft.init_from),
         "num_steps": state.step,

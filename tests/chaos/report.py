@@ -1,7 +1,5 @@
 """What disturbances did to streams: counts, and how long each stream that ran was silent."""
 
-import json
-import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.traffic import Stream, Traffic
+from slipstream.files import write_json
 from support.services.stalls import LoggedStall
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -83,9 +82,7 @@ class Report:
             return
         values: dict[str, Any] = {each.name: each.values() for each in self.scenarios}
         values["stalls"] = {role: [asdict(at) for at in self.longest(role)] for role in self.stalls}
-        beside = self._path.with_suffix(".part")
-        beside.write_text(json.dumps(values, indent=1) + "\n")
-        os.replace(beside, self._path)
+        write_json(self._path, values)
 
     def longest(self, role: str) -> list[LoggedStall]:
         return sorted(self.stalls[role], key=lambda at: -at.cpu_ms)[:_SHOWN]

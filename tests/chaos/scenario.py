@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from chaos.cluster import Cluster
 from chaos.report import Fault, Report, Scenario
@@ -105,11 +106,8 @@ class Chaos:
         await self.traffic.ended(self.traffic.streams)
         await self.cluster.settled()
         for name in self.cluster.names("target"):
-            await fleet.eventually(lambda name=name: self.cluster.num_sessions(name), is_none)
-
-
-def is_none(num_sessions: int) -> bool:
-    return num_sessions == 0
+            asking = partial(self.cluster.num_sessions, name)
+            await fleet.eventually(asking, lambda num_sessions: num_sessions == 0)
 
 
 @asynccontextmanager

@@ -232,10 +232,6 @@ def test_what_is_not_sampled_is_traced_nowhere(seen):
     assert all({span.service for span in trace} & sampled for trace in traces.values())
 
 
-def requests_of(seen):
-    return [span for span in seen.collector.spans if span.is_request]
-
-
 def test_a_lost_draft_shows_in_the_trace_as_a_fallback(seen):
     trace = seen.trace(seen.lost)
     said = trace.request.attributes
@@ -245,7 +241,7 @@ def test_a_lost_draft_shows_in_the_trace_as_a_fallback(seen):
 
 
 def test_an_error_is_the_status_of_the_requests_span_without_the_prompt(seen):
-    refused = [span for span in requests_of(seen) if span.has_failed]
+    refused = [span for span in seen.collector.spans if span.is_request and span.has_failed]
     assert len(refused) == 2
     for span in refused:
         assert span.attributes["error.type"] == "PromptTooLong"

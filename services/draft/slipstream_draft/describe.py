@@ -2,7 +2,7 @@
 
 from slipstream.drafting.build import Drafter
 from slipstream.models.glide.target_parts import LoadedParts
-from slipstream.rpc.conversion.convert_common import SHAPE, STOP
+from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 
@@ -13,11 +13,7 @@ def describe(
     drafter: Drafter, name: str, *, target: LoadedParts | None, incarnation: str, max_sessions: int
 ) -> draft_pb2.DescribeDraftResponse:
     """Return a description; `target` is None for a draft that reads no keys and values."""
-    facts, profile = drafter.facts, drafter.facts.profile
-    told = {
-        name: getattr(profile, name) for name in draft_pb2.DraftProfile.DESCRIPTOR.fields_by_name
-    }
-    told |= {"shape": SHAPE.to_pb(profile.shape), "stop": STOP.to_pb(profile.stop)}
+    facts = drafter.facts
     about = draft_pb2.DescribeDraftResponse(
         identity=common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
@@ -30,7 +26,7 @@ def describe(
         target_layers=drafter.layers,
         max_lag=facts.max_lag,
         has_decision_model=facts.has_decision_model,
-        profile=draft_pb2.DraftProfile(**told),
+        profile=message_of(draft_pb2.DraftProfile, facts.profile),
         max_sessions=max_sessions,
         step_s=facts.step_s,
         dtype=drafter.dtype,

@@ -13,9 +13,10 @@ from urllib.parse import quote
 
 import grpc.aio
 
+from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest, PermissionDenied
+from slipstream.files import Stamp
 from slipstream.rpc.channel import ChannelOptions, Dialer
-from slipstream.rpc.security import Stamp
 
 ANYWHERE = ("*:*",)
 THIS_MACHINE = ("127.0.0.0/8:*", "[::1]:*", "localhost:*")
@@ -72,10 +73,7 @@ class KvSources:
 
 def usual_sources(listening: str) -> tuple[str, ...]:
     """Return the patterns of a draft without any: this machine's if only it can reach the draft."""
-    host = listening.rpartition(":")[0].strip("[]")
-    address = _ip(host)
-    is_here = host == "localhost" if address is None else address.is_loopback
-    return THIS_MACHINE if is_here else ANYWHERE
+    return THIS_MACHINE if are_local(listening) else ANYWHERE
 
 
 def dialled(address: str) -> str:

@@ -81,17 +81,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
         self._leases = Leases(self._release, self._kv_bytes, config.sessions)
         self._num_rounds = 0
-        self._running: set[Lease] = set()
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
 
     async def broken(self) -> str | None:
         """Wait until too many steps have failed in a row; the sentence. None without a model."""
         return None if self._batched is None else await self._batched.failed_steps.too_many()
 
     async def close(self) -> None:
-        """Wait for streams that end, then free parked sessions, and end readers and thread."""
-        await self._is_idle.wait()
+        """Free parked sessions, and end readers and thread. The calls must have ended."""
         await self._leases.clear()
         await self._receivers.aclose()
         self._thread.close()
@@ -103,8 +99,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if opening is None:
             return
         stream = await self._open(opening)
-        self._running.add(stream.lease)
-        self._is_idle.clear()
         inbox = Inbox(request_iterator, stream.lease)
         try:
             opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
@@ -113,12 +107,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 async for answer in answers:
                     yield answer
         finally:
-            try:
-                await self._leases.close(stream.lease)
-            finally:
-                self._running.discard(stream.lease)
-                if not self._running:
-                    self._is_idle.set()
+            await self._leases.close(stream.lease)
 
     async def DescribeDraft(
         self, request: draft_pb2.DescribeDraftRequest, context: Context

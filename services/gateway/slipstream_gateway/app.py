@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 import slipstream
 from slipstream.client import AsyncChunkStream, AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
-from slipstream.rpc.security import ReloadedFiles
+from slipstream.files import ReloadedFiles
 from slipstream.telemetry.carrier import carrier_in, within
 from slipstream_gateway.body import (
     ChatRequest,
@@ -81,7 +81,7 @@ class Routes:
         self._client = client
         self._probe = probe
         files = filter(None, [config.token_file])
-        self._token = ReloadedFiles(tuple(files), config.token)
+        self._token = ReloadedFiles(tuple(files), config.token, "bearer tokens")
         self._wall_s = wall_s
 
     async def chat(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from slipstream.client.connection import router_target
 from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
-from slipstream.files import read_secret
+from slipstream.files import read_token
 from slipstream.options import check_bounds, option
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 from slipstream.rpc.service_options import DEFAULT_ADDRESSES
@@ -126,9 +126,4 @@ class HttpConfig:
 
     def token(self) -> str | None:
         """Return the token for requests that have none."""
-        if self.token_file is None:
-            return None
-        token = read_secret(self.token_file).strip()
-        if not token:
-            raise InvalidRequest(f"{self.token_file} has no token in it")
-        return token
+        return None if self.token_file is None else read_token(self.token_file)

@@ -201,7 +201,8 @@ def parameters_of(body: Mapping[str, Any], known: Set[str], place: str = "") -> 
         if value is None or (not is_known and _is_without_effect(path, value)):
             continue
         if not place and not is_known:
-            raise _unknown(path)
+            message = f"{path[:80]} is no parameter of this server"
+            raise HttpError(message, code="unknown_parameter", param=path[:80])
         kept[name] = value
     return kept
 
@@ -224,8 +225,3 @@ def _is_without_effect(name: str, value: object) -> bool:
 def shown(value: object) -> str:
     """Return a neutral value as JSON has it."""
     return repr(value).replace("False", "false").replace("True", "true").replace("'", '"')
-
-
-def _unknown(name: str) -> HttpError:
-    message = f"{name[:80]} is no parameter of this server"
-    return HttpError(message, code="unknown_parameter", param=name[:80])

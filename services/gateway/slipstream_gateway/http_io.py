@@ -122,7 +122,7 @@ class EventStream(Response):
         # Without a body: its length would be sent otherwise.
         self._parts, self._refused = parts, refused
         self._keep_alive_s = keep_alive_s
-        self._first = asyncio.create_task(_next(parts))
+        self._first = asyncio.ensure_future(anext(parts, None))
         self._writing = asyncio.Lock()
         self._last_s = asyncio.get_running_loop().time()
         self.status_code = 200
@@ -184,10 +184,6 @@ class EventStream(Response):
                 await self._write(send, COMMENT)
             else:
                 await asyncio.sleep(left_s)
-
-
-async def _next(parts: AsyncGenerator[bytes, None]) -> bytes | None:
-    return await anext(parts, None)
 
 
 async def with_errors(

@@ -52,16 +52,10 @@ class FunctionTool(StrictModel):
     function: FunctionSchema
 
 
-class ResponsesTool(StrictModel):
+class ResponsesTool(FunctionSchema):
     """A function, in the flat form of the Responses API."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["function"] = "function"
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 def _word(value: Any) -> Any:
@@ -84,16 +78,17 @@ def _chosen(value: Any) -> str:
     )
 
 
-def _nested(value: Any) -> str | dict[str, Any]:
-    value = _word(value)
-    name = _chosen(value)
-    return value if value == name else {"type": "function", "function": {"name": name}}
-
-
 def _flat(value: Any) -> str | dict[str, Any]:
     value = _word(value)
     name = _chosen(value)
     return value if value == name else {"type": "function", "name": name}
+
+
+def _nested(value: Any) -> str | dict[str, Any]:
+    flat = _flat(value)
+    return (
+        flat if isinstance(flat, str) else {"type": "function", "function": {"name": flat["name"]}}
+    )
 
 
 ToolChoice = Annotated[Any, BeforeValidator(_nested), _CHOICE_SCHEMA]

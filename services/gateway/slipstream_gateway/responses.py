@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.client import FinishReason, PromptInfo, RequestStats, Result, SpeculationStats
+from slipstream.client import FinishReason, PromptInfo, RequestStats, Result
 from slipstream.core.logprobs import Logprobs, TokenLogprob
 from slipstream.core.request.origins import RoundTree
 
@@ -13,6 +13,12 @@ Json = dict[str, Any]
 
 IMPOSSIBLE = -9999.0
 """OpenAI's log probability of a token that can't be: JSON has no infinity."""
+_FIGURES = (
+    "mean_acceptance_length draft_acceptance_rate acceptance_histogram num_spec_steps"
+    " num_accepted_draft_tokens num_draft_tokens num_spec_tokens per_step_accepted per_step_drafted"
+    " num_plain_steps stop_reasons fallbacks lossless"
+)
+"""Figures of speculation, first those that have a name in vLLM."""
 
 
 class CompletionChoice:
@@ -115,29 +121,10 @@ def counts(num_prompt: int, num_output: int) -> Json:
 
 def metrics(choices: Sequence[RequestStats]) -> Json:
     """Return figures of speculation; of several answers, a list in their order."""
-    figures = [_speculation(stats.speculation) for stats in choices]
+    figures = [
+        {name: getattr(stats.speculation, name) for name in _FIGURES.split()} for stats in choices
+    ]
     return {"speculative_decoding": figures[0] if len(figures) == 1 else figures}
-
-
-def _speculation(drafted: SpeculationStats) -> Json:
-    """Return figures, first those that have a name in vLLM."""
-    return {
-        "mean_acceptance_length": drafted.mean_acceptance_length,
-        "draft_acceptance_rate": drafted.draft_acceptance_rate,
-        "acceptance_histogram": {
-            str(length): count for length, count in drafted.acceptance_histogram.items()
-        },
-        "num_spec_steps": drafted.num_spec_steps,
-        "num_accepted_draft_tokens": drafted.num_accepted_draft_tokens,
-        "num_draft_tokens": drafted.num_draft_tokens,
-        "num_spec_tokens": drafted.num_spec_tokens,
-        "per_step_accepted": list(drafted.per_step_accepted),
-        "per_step_drafted": list(drafted.per_step_drafted),
-        "num_plain_steps": drafted.num_plain_steps,
-        "stop_reasons": dict(drafted.stop_reasons),
-        "fallbacks": dict(drafted.fallbacks),
-        "lossless": drafted.lossless,
-    }
 
 
 def rounds_json(rounds: Sequence[RoundTree]) -> Json:

@@ -22,8 +22,9 @@ from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.core.errors import Unavailable
 from slipstream.core.inline import before
+from slipstream.files import ReloadedFiles
 from slipstream.rpc.process import with_port
-from slipstream.rpc.security import ReloadedFiles, ServerTls, read_pair
+from slipstream.rpc.security import ServerTls, read_pair
 from slipstream.telemetry.catalog import REQUESTS_RUNNING
 from slipstream.telemetry.metric import Instruments, Telemetry, sampled
 from slipstream.telemetry.sdk_spans import SdkTelemetry

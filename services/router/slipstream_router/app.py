@@ -49,20 +49,11 @@ class Router:
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
         self._sources = Sources(config.targets, config.drafts, config.store)
         self._target_probe = TargetProbe()
-        self._targets = Pool(
-            self._sources.targets,
-            self._target_probe,
-            Dialer(config.to_targets()),
-            heartbeat=config.heartbeat(),
-            hooks=hooks,
-        )
-        self._drafts = Pool(
-            self._sources.drafts,
-            DraftProbe(),
-            Dialer(config.to_drafts()),
-            heartbeat=config.heartbeat(),
-            hooks=hooks,
-        )
+        beat = config.heartbeat()
+        to_targets, to_drafts = Dialer(config.to_targets()), Dialer(config.to_drafts())
+        targets, drafts = self._sources.targets, self._sources.drafts
+        self._targets = Pool(targets, self._target_probe, to_targets, heartbeat=beat, hooks=hooks)
+        self._drafts = Pool(drafts, DraftProbe(), to_drafts, heartbeat=beat, hooks=hooks)
         self._fleet = Fleet(
             self._targets,
             self._drafts,

@@ -89,7 +89,9 @@ class RequestRunner:
     async def run(self, call: RouterCall) -> None:
         """Run a request, go on with it, or send its stored answer."""
         with self._admission.place():
-            asked, recorder = _named(call.asked), call.recorder
+            asked, recorder = call.asked, call.recorder
+            if not asked.ask.request_id:
+                asked = replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
             recorder.record_id(asked.ask.request_id)
             recorder.span.ends(ENTER)
             with recorder.span.stage("acquire", "session.acquire"):
@@ -246,9 +248,3 @@ async def _encoded(
     return await model.text.encode(
         asked.prompt, asked.ask.form, max_tokens=longest, last_token=last_token
     )
-
-
-def _named(asked: Generation) -> Generation:
-    if asked.ask.request_id:
-        return asked
-    return replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))

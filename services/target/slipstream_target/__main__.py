@@ -17,7 +17,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel, parse_device
 from slipstream.models.loading import load_model
 from slipstream.models.threads import Cores, load_on
-from slipstream.rpc.conversion.convert_common import TOOL_FORMAT
+from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
@@ -130,7 +130,9 @@ def describe(
     parts = text_tokenizer(loaded.tokenizer).parts()
     digest, commit = weights_digest(loaded.path), hub_commit(loaded.path)
     _LOG.info("%s has the weights %s%s", facts.model_id, digest, commit and f" of commit {commit}")
-    return target_pb2.DescribeTargetResponse(
+    return message_of(
+        target_pb2.DescribeTargetResponse,
+        facts,
         identity=common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
             model_id=facts.model_id,
@@ -141,7 +143,6 @@ def describe(
             revision=commit,
         ),
         layout=layout_to_pb(model.layout),
-        context_length=facts.context_length,
         stop_token_ids=sorted(facts.stop_token_ids),
         numerics=model.numerics,
         engine=model.engine.split()[0],
@@ -151,21 +152,13 @@ def describe(
             json=parts.json, chat_template=parts.chat_template, special_tokens=parts.special_tokens
         ),
         memory=common_pb2.Memory(**built.memory.account()),
-        has_grammars=facts.has_grammars,
-        max_logprobs=facts.max_logprobs,
-        tool_format=TOOL_FORMAT.to_pb(facts.tool_format),  # type: ignore[arg-type]
         sampling_defaults=common_pb2.SamplingParams(**facts.sampling_defaults),  # type: ignore[arg-type]
     )
 
 
 def layout_to_pb(layout: KvLayout) -> common_pb2.KvLayout:
     """Return the shape of a model's keys and values."""
-    return common_pb2.KvLayout(
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        dtype=DTYPE.to_pb(dtype_of(layout.dtype)),  # type: ignore[arg-type]
-    )
+    return message_of(common_pb2.KvLayout, layout, dtype=DTYPE.to_pb(dtype_of(layout.dtype)))
 
 
 if __name__ == "__main__":

@@ -120,11 +120,10 @@ class Guesses:
 
     def _stored_after(self, path: _Path) -> Sequence[tuple[int, float]]:
         if self._store is not None and path not in self._stored:
-            self._stored[path] = self._store.after(self._latest(path))
+            self._stored[path] = self._store.after(
+                (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
+            )
         return self._stored.get(path, ())
-
-    def _latest(self, path: _Path) -> tuple[int, ...]:
-        return (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
 
     def _learn(self, final: Sequence[int]) -> None:
         """Learn from every place of the final text that was looked at, proposed or not."""

@@ -69,7 +69,8 @@ class _Candidate(NamedTuple):
 class _Growing:
     def __init__(self, size: int, after: GuessesAfter, limits: TreeLimits) -> None:
         self._size, self._after, self._limits = size, after, limits
-        self._prices = _cheapest(limits.prices)
+        # The lowest price of each node and those behind it, and 0 of one without a price.
+        self._prices = [*list(accumulate(reversed(limits.prices), min))[::-1], 0.0]
         self._least = max(LEAST, self._prices[min(size, len(limits.prices))])
         self._heap: list[_Candidate] = []
         self._number = 0
@@ -129,11 +130,6 @@ def grow(
     parents = (*base.parents, *(one.parent for one in added))
     sources = tuple(one.source for one in added)
     return Grown(TokenTree(tokens, parents), tuple(gains[: len(added)]), sources)
-
-
-def _cheapest(prices: Sequence[float]) -> list[float]:
-    """Return the lowest price of each node and those behind it, and 0 of one without a price."""
-    return [*list(accumulate(reversed(prices), min))[::-1], 0.0]
 
 
 def _rest(guesses: Sequence[Guess], known: Mapping[int, float]) -> float:

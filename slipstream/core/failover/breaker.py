@@ -61,7 +61,7 @@ class Breakers:
 
     def begin(self, name: str) -> "Attempt":
         """Begin an attempt of a request that may call it. `end` what is returned."""
-        attempt = Attempt(self, name)
+        attempt = Attempt(name, self._known, self._clock, self._limits)
         breaker = self._known.get(name)
         if breaker is not None and breaker.is_open and self.may_ask(name):
             breaker.trial = attempt
@@ -81,14 +81,26 @@ class Breakers:
             f"{state} after {breaker.num_failures} failure{'s' if breaker.num_failures > 1 else ''}"
         )
 
-    def _succeeded(self, attempt: "Attempt") -> None:
-        breaker = self._known.get(attempt.name)
-        if breaker is not None and (not breaker.is_open or breaker.trial is attempt):
-            del self._known[attempt.name]
 
-    def _failed(self, attempt: "Attempt") -> None:
-        breaker = self._known.setdefault(attempt.name, _Breaker())
-        if breaker.is_open and breaker.trial is not attempt:
+class Attempt:
+    """One request's use of a name. It may succeed and fail many times, until it ends."""
+
+    def __init__(
+        self, name: str, known: dict[str, "_Breaker"], clock: Clock, limits: BreakerLimits
+    ) -> None:
+        self._name = name
+        self._known, self._clock, self._limits = known, clock, limits
+
+    def succeeded(self) -> None:
+        """Count an answer."""
+        breaker = self._known.get(self._name)
+        if breaker is not None and (not breaker.is_open or breaker.trial is self):
+            del self._known[self._name]
+
+    def failed(self) -> None:
+        """Count a failure: no answer, or a wrong one."""
+        breaker = self._known.setdefault(self._name, _Breaker())
+        if breaker.is_open and breaker.trial is not self:
             return  # it began before the rest did: no news
         breaker.trial = None
         breaker.num_failures += 1
@@ -97,30 +109,11 @@ class Breakers:
             breaker.rest_s = min(rest_s, self._limits.longest_s)
             breaker.until = self._clock() + breaker.rest_s
 
-    def _ended(self, attempt: "Attempt") -> None:
-        breaker = self._known.get(attempt.name)
-        if breaker is not None and breaker.trial is attempt:
-            breaker.trial = None
-
-
-class Attempt:
-    """One request's use of a name. It may succeed and fail many times, until it ends."""
-
-    def __init__(self, breakers: Breakers, name: str) -> None:
-        self.name = name
-        self._breakers = breakers
-
-    def succeeded(self) -> None:
-        """Count an answer."""
-        self._breakers._succeeded(self)
-
-    def failed(self) -> None:
-        """Count a failure: no answer, or a wrong one."""
-        self._breakers._failed(self)
-
     def end(self) -> None:
         """End the attempt. Without an outcome, another request may try. May be repeated."""
-        self._breakers._ended(self)
+        breaker = self._known.get(self._name)
+        if breaker is not None and breaker.trial is self:
+            breaker.trial = None
 
 
 @dataclass(slots=True)
@@ -200,8 +193,10 @@ class ReplicaAttempt:
 class FailoverProxy(Generic[P]):
     """A port of one request, over one replica after another."""
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: Failures, remaining: Callable[[], float | None]) -> None:
+        """`remaining` returns the seconds that the request has left, None without a limit."""
         self._failures = failures
+        self._remaining = remaining
         self._session_id = ""
         self._used: InUse[P] | None = None
         self._attempt: ReplicaAttempt | None = None
@@ -227,6 +222,11 @@ class FailoverProxy(Generic[P]):
     def _use(self, used: InUse[P] | None) -> None:
         self._used = used
         self._attempt = None if used is None else self._failures.begin(used.name)
+
+    def _is_over(self, used: InUse[P]) -> bool:
+        """Return whether the request itself has ended: its time is up, or it released the port."""
+        remaining_s = self._remaining()
+        return self._used is not used or (remaining_s is not None and remaining_s <= 0)
 
     def _let_go(self) -> InUse[P] | None:
         used, self._used = self._used, None

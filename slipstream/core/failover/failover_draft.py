@@ -59,10 +59,9 @@ class FailoverDraft(FailoverProxy[Draft]):
         leave: Leave = lambda name, excluded: False,
     ) -> None:
         """`remaining` returns the seconds that the request has left, None without a limit."""
-        super().__init__(failures)
+        super().__init__(failures, remaining)
         self._choose = choose
         self._leave = leave
-        self._remaining = remaining
         self._vocab_size = vocab_size
         self._reason = NO_DRAFT
         self._num_proposals = 0
@@ -125,11 +124,6 @@ class FailoverDraft(FailoverProxy[Draft]):
                 self._logged.add(failure)
                 _LOG.warning("a request goes on without the draft %s: %s", used.name, error)
         await self._end(self._let_go())
-
-    def _is_over(self, used: InUse[Draft]) -> bool:
-        """Return whether the request itself has ended: its time is up, or it released the draft."""
-        remaining = self._remaining()
-        return self._used is not used or (remaining is not None and remaining <= 0)
 
     async def _end(self, used: InUse[Draft] | None) -> None:
         try:

@@ -13,7 +13,7 @@ from slipstream.core.errors import CapacityError, SlipstreamError
 from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
 from slipstream.core.ports import Target
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Proposal, Session, Verdict, Verification
+from slipstream.core.types import Proposal, Verdict, Verification
 
 _LOG = logging.getLogger("slipstream.router")
 _LOST = (
@@ -56,7 +56,7 @@ class FailoverTarget(FailoverProxy[Target]):
         on_loss: Callable[[], None],
     ) -> None:
         """`on_loss` is called for every target that is lost."""
-        super().__init__(failures)
+        super().__init__(failures, search.remaining)
         self._search = search
         self._on_loss = on_loss
         self._use(first)
@@ -74,7 +74,8 @@ class FailoverTarget(FailoverProxy[Target]):
                 verdict = await used.port.verify(sequence, proposal)
             except (*_LOST, CapacityError) as error:
                 await self._replace(used, error)
-                proposal = _repeated(sequence.session, proposal)
+                if sequence.session.verification is Verification.TARGET_INIT:
+                    proposal = Proposal()  # roots that the lost one drew are none of the next one's
                 continue
             self._full.clear()
             if self._attempt is not None:
@@ -82,7 +83,7 @@ class FailoverTarget(FailoverProxy[Target]):
             return verdict
 
     async def _replace(self, lost: InUse[Target], error: SlipstreamError) -> None:
-        if self._used is not lost or self._is_late():  # the request has ended
+        if self._is_over(lost):
             raise error
         if self._attempt is not None:
             self._attempt.failed(error)
@@ -106,7 +107,7 @@ class FailoverTarget(FailoverProxy[Target]):
 
     async def _found(self) -> InUse[Target] | None:
         """Return another target as soon as there is one; None when there was none for long."""
-        remaining_s = self._search.remaining()
+        remaining_s = self._remaining()
         wait_s = self._search.wait_s
         try:
             async with asyncio.timeout(wait_s if remaining_s is None else min(wait_s, remaining_s)):
@@ -118,12 +119,3 @@ class FailoverTarget(FailoverProxy[Target]):
 
     def _choose(self, full: Collection[str] = ()) -> InUse[Target] | None:
         return self._search.choose(self._failures.resting().union(full))
-
-    def _is_late(self) -> bool:
-        remaining_s = self._search.remaining()
-        return remaining_s is not None and remaining_s <= 0
-
-
-def _repeated(session: Session, proposal: Proposal) -> Proposal:
-    """Return what another target verifies: roots that the lost one drew are none of its own."""
-    return Proposal() if session.verification is Verification.TARGET_INIT else proposal

@@ -62,7 +62,8 @@ class SpeculationOptions:
         if self.mode is Mode.OFF:
             self._check_nothing_given()
         self._check_widths()
-        self._check_roots()
+        if self.num_roots is not None and self.verification is not Verification.TARGET_INIT:
+            raise UnsupportedCombination("num_roots goes with verification target-init only")
         if self.threshold is not None and self.stop is None:
             raise InvalidRequest(f"threshold is {self.threshold}, but no stop policy is named")
         if self.stop is not None and self.threshold is not None:
@@ -95,10 +96,6 @@ class SpeculationOptions:
             raise InvalidRequest(
                 f"widths {self.widths} make {nodes} nodes, but at most {limit} fit"
             )
-
-    def _check_roots(self) -> None:
-        if self.num_roots is not None and self.verification is not Verification.TARGET_INIT:
-            raise UnsupportedCombination("num_roots goes with verification target-init only")
 
 
 _ENUMS = {"mode": Mode, "shape": Shape, "stop": StopPolicy, "verification": Verification}

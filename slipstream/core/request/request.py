@@ -193,7 +193,11 @@ def make_request(
     if model.is_fallback and options == SpeculationOptions():
         options = SpeculationOptions(mode=Mode.OFF)
     settings = draft_settings(options, draft, temperature=ask.sampling.temperature)
-    _check_length(len(tokens), ask.max_tokens, model.context_length)
+    if len(tokens) + ask.max_tokens > model.context_length:
+        raise PromptTooLong(
+            f"a prompt of {len(tokens)} tokens and up to {ask.max_tokens} new ones exceed"
+            f" the context of {model.context_length} tokens"
+        )
     check_vocabulary("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
     _check_abilities(ask, model, settings)
     if ask.prompt_logprobs:
@@ -275,14 +279,6 @@ def _ends(ask: Ask, model: ModelFacts) -> frozenset[int]:
     check_vocabulary("stop_token_ids", ask.stop_token_ids, model.vocab_size)
     own = frozenset[int]() if ask.ignore_eos else model.stop_token_ids
     return own | set(ask.stop_token_ids)
-
-
-def _check_length(num_prompt_tokens: int, max_tokens: int, limit: int) -> None:
-    if num_prompt_tokens + max_tokens > limit:
-        raise PromptTooLong(
-            f"a prompt of {num_prompt_tokens} tokens and up to {max_tokens} new ones exceed"
-            f" the context of {limit} tokens"
-        )
 
 
 def check_name(what: str, name: str) -> None:

@@ -27,8 +27,9 @@ def check_proposal(
             f" not by one of {', '.join(STOP_REASONS)}"
         )
     check_tokens(tree.tokens, vocab_size, "the proposal")
-    if mode is not Verification.MCSD_REPLACEMENT:
-        _check_siblings(tree)
+    are_distinct = len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
+    if mode is not Verification.MCSD_REPLACEMENT and not are_distinct:
+        raise InvalidRequest("siblings carry the same token, but were not drawn with replacement")
     if mode is Verification.TARGET_INIT:
         _check_fork(tree, roots)
     drawn = nodes_with_distributions(session, tree)
@@ -68,11 +69,6 @@ def check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(f"{source} has token {bad}, outside the vocabulary of {vocab_size}")
-
-
-def _check_siblings(tree: TokenTree) -> None:
-    if len(set(zip(tree.parents, tree.tokens, strict=True))) != len(tree):
-        raise InvalidRequest("siblings carry the same token, but were not drawn with replacement")
 
 
 def _check_fork(tree: TokenTree, roots: Sequence[int]) -> None:

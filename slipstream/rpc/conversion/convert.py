@@ -1,8 +1,10 @@
 """Values of the ports on the wire, both ways. Whatever comes in is checked at birth."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.row_costs import MAX_POINTS, Offer, RowCosts
 from slipstream.core.sequence import Delta
 from slipstream.core.types import (
@@ -11,56 +13,37 @@ from slipstream.core.types import (
     ReplyTiming,
     SamplingParams,
     Session,
-    Shape,
-    StopPolicy,
     Verdict,
-    Verification,
 )
 from slipstream.rpc.conversion.convert_common import (
-    FINISH,
-    SHAPE,
-    STOP,
-    VERIFICATION,
     check_verdict_counts,
-    fields_of,
-    grammar_from_pb,
-    grammar_to_pb,
-    known_logprobs_from_pb,
-    logprobs_to_pb,
+    logprobs_from_pb,
+    message_of,
     proposal_from_pb,
     proposal_to_pb,
     value_from_pb,
 )
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
-_SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-
 
 def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
     """Convert what differs from the defaults, and the seed in any case."""
-    return common_pb2.SamplingParams(**fields_of(sampling, logit_bias=dict(sampling.logit_bias)))
+    return message_of(common_pb2.SamplingParams, sampling, logit_bias=dict(sampling.logit_bias))
 
 
 def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
     """Convert sampling parameters; what is unset takes the default."""
-    given = {name: getattr(message, name) for name in _SAMPLING if message.HasField(name)}  # type: ignore[arg-type]
     bias = tuple(sorted(message.logit_bias.items()))
-    return SamplingParams(**given, logit_bias=bias, min_tokens=message.min_tokens)
+    return value_from_pb(SamplingParams, message, logit_bias=bias)
 
 
 def session_to_pb(session: Session, *, fence: int, owner: str = "") -> common_pb2.SessionParams:
     """`fence` grows from request to request of the session; `owner` stands for the API key."""
-    return common_pb2.SessionParams(
-        **fields_of(
-            session,
-            sampling=sampling_to_pb(session.sampling),
-            verification=VERIFICATION.to_pb(session.verification),
-            stop_token_ids=sorted(session.stop_token_ids),
-            grammar=grammar_to_pb(session.grammar),
-        ),
+    return message_of(
+        common_pb2.SessionParams,
+        session,
+        sampling=sampling_to_pb(session.sampling),
+        stop_token_ids=sorted(session.stop_token_ids),
         fence=fence,
         owner=owner,
     )
@@ -74,9 +57,7 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
         Session,
         message,
         sampling=sampling_from_pb(message.sampling),
-        verification=VERIFICATION.from_pb(message.verification) or Verification.EXACT,
         stop_token_ids=frozenset(message.stop_token_ids),
-        grammar=grammar_from_pb(message.grammar) if message.HasField("grammar") else None,
     )
 
 
@@ -90,35 +71,12 @@ def delta_from_pb(message: common_pb2.Delta) -> Delta:
 
 def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
     """`feed` names where the draft reads keys and values, if any."""
-    return draft_pb2.Plan(
-        max_depth=plan.max_depth,
-        max_nodes=plan.max_nodes,
-        shape=SHAPE.to_pb(plan.shape),  # type: ignore[arg-type]
-        stop=STOP.to_pb(plan.stop),  # type: ignore[arg-type]
-        threshold=plan.threshold,
-        widths=plan.widths,
-        roots=plan.roots,
-        feed=feed,
-        worth=plan.worth,
-        row_prices=plan.row_prices,
-        ahead=plan.ahead,
-    )
+    return message_of(draft_pb2.Plan, plan, feed=feed)
 
 
 def plan_from_pb(message: draft_pb2.Plan) -> Plan:
     """The plan; its feed stays on the wire."""
-    return Plan(
-        max_depth=message.max_depth,
-        max_nodes=message.max_nodes,
-        shape=SHAPE.from_pb(message.shape) or Shape.CHAIN,
-        stop=STOP.from_pb(message.stop) or StopPolicy.FIXED,
-        threshold=message.threshold if message.HasField("threshold") else None,
-        widths=tuple(message.widths),
-        roots=tuple(message.roots),
-        worth=message.worth if message.HasField("worth") else None,
-        row_prices=tuple(message.row_prices),
-        ahead=message.ahead,
-    )
+    return value_from_pb(Plan, message)
 
 
 def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
@@ -138,18 +96,8 @@ def verify_from_pb(message: target_pb2.VerifyProposal) -> tuple[Delta, Proposal]
 
 def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
     """See `core.types.Verdict`; the service adds where its time went."""
-    return target_pb2.Verdict(
-        tokens=verdict.tokens,
-        num_accepted=verdict.num_accepted,
-        finish_reason=FINISH.to_pb(verdict.finish_reason),  # type: ignore[arg-type]
-        roots=verdict.roots,
-        num_cached=verdict.num_cached,
-        timing=timing_to_pb(timing),
-        logprobs=logprobs_to_pb(verdict.logprobs),
-        forced=verdict.forced,
-        prompt_logprobs=logprobs_to_pb(verdict.prompt_logprobs),
-        **_offer_to_pb(verdict.offer),
-    )
+    offer = _offer_to_pb(verdict.offer)
+    return message_of(target_pb2.Verdict, verdict, timing=timing_to_pb(timing), **offer)
 
 
 def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
@@ -165,18 +113,25 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
 def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
     """`timing` is the message's own with the caller's part added."""
     check_verdict_counts(message)
-    return Verdict(
-        tuple(message.tokens),
-        message.num_accepted,
-        FINISH.from_pb(message.finish_reason),
-        tuple(message.roots),
-        _offer_from_pb(message),
-        message.num_cached,
-        timing,
-        known_logprobs_from_pb(message.logprobs, num_tokens=len(message.tokens)),
-        tuple(message.forced),
-        known_logprobs_from_pb(message.prompt_logprobs, num_tokens=len(message.prompt_logprobs)),
+    num_tokens, num_told = len(message.tokens), len(message.prompt_logprobs)
+    return value_from_pb(
+        Verdict,
+        message,
+        offer=_offer_from_pb(message),
+        timing=timing,
+        logprobs=_known_logprobs_from_pb(message.logprobs, num_tokens=num_tokens),
+        prompt_logprobs=_known_logprobs_from_pb(message.prompt_logprobs, num_tokens=num_told),
     )
+
+
+def _known_logprobs_from_pb(
+    messages: Iterable[common_pb2.TokenLogprob], *, num_tokens: int
+) -> tuple[TokenLogprob, ...]:
+    """Convert the log-probabilities of a verdict: of each token, or of none."""
+    known = tuple(item for item in logprobs_from_pb(messages) if item is not None)
+    if len(known) not in (0, num_tokens):
+        raise InvalidRequest(f"{len(known)} log-probabilities are of {num_tokens} tokens")
+    return known
 
 
 def _offer_from_pb(message: target_pb2.Verdict) -> Offer | None:

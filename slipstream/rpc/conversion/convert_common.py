@@ -1,21 +1,23 @@
-"""Values of several messages on the wire, both ways: enumerations, proposals, grammars
-and log-probabilities.
+"""Values of several messages on the wire, both ways: enumerations, dataclasses whose fields a
+message has by name, proposals and log-probabilities.
 
 `x_from_pb` raises `InvalidRequest` for what is no such value. What repeats is counted before any of
 it becomes a value: a small message can name very many.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from functools import cache, partial
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from slipstream.core.draft.ahead import AheadTree
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.grammar import Grammar, GrammarKind
-from slipstream.core.logprobs import MAX_LOGPROBS, Logprobs, TokenLogprob, TopLogprob
+from slipstream.core.grammar import GrammarKind
+from slipstream.core.logprobs import MAX_LOGPROBS, Logprobs, TokenLogprob
 from slipstream.core.policy.options import Mode
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
@@ -30,9 +32,11 @@ from slipstream.core.types import (
     StopPolicy,
     Verification,
 )
+from slipstream.options import without_none
 from slipstream.rpc.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 E = TypeVar("E", bound=StrEnum)
+M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 
 
@@ -40,7 +44,7 @@ class WireEnum(Generic[E]):
     """One enumeration: numbers of the wire against members of the core."""
 
     def __init__(self, name: str, numbers: Mapping[int, E]) -> None:
-        self._name = name
+        self.name = name
         self._members = dict(numbers)
         self._numbers = {member: number for number, member in numbers.items()}
 
@@ -54,7 +58,7 @@ class WireEnum(Generic[E]):
             return None
         if number not in self._members:
             known = ", ".join(str(key) for key in self._members)
-            raise InvalidRequest(f"{self._name} is {number}, but must be one of {known}")
+            raise InvalidRequest(f"{self.name} is {number}, but must be one of {known}")
         return self._members[number]
 
 
@@ -67,46 +71,111 @@ def paired(name: str, wire: Any, kind: type[E]) -> WireEnum[E]:
         for key, number in wire.items()
         if number and number not in deprecated
     }
-    return WireEnum(
-        name, {number: kind(value.replace("_", "-")) for number, value in named.items()}
-    )
+    numbers = {number: kind(value.replace("_", "-")) for number, value in named.items()}
+    return _ENUMS.setdefault(wire.DESCRIPTOR.name, WireEnum(name, numbers))
 
+
+_ENUMS: dict[str, WireEnum[Any]] = {}
+"""Enumerations by their names on the wire."""
 
 VERIFICATION = paired("verification", common_pb2.Verification, Verification)
 SHAPE = paired("shape", common_pb2.Shape, Shape)
 STOP = paired("stop policy", common_pb2.StopPolicy, StopPolicy)
 TOOL_FORMAT = paired("tool format", common_pb2.ToolFormat, ToolFormat)
-GRAMMAR = paired("kind of grammar", common_pb2.GrammarKind, GrammarKind)
+paired("kind of grammar", common_pb2.GrammarKind, GrammarKind)
 FINISH = paired("finish reason", common_pb2.FinishReason, FinishReason)
-MODE = paired("mode", generation_pb2.SpeculationMode, Mode)
-ORIGIN = paired("token origin", generation_pb2.TokenOrigin, TokenOrigin)
-ROLE = paired("replica role", generation_pb2.ReplicaRole, ReplicaRole)
-STATE = paired("replica state", generation_pb2.ReplicaState, ReplicaState)
+paired("mode", generation_pb2.SpeculationMode, Mode)
+paired("token origin", generation_pb2.TokenOrigin, TokenOrigin)
+paired("replica role", generation_pb2.ReplicaRole, ReplicaRole)
+paired("replica state", generation_pb2.ReplicaState, ReplicaState)
 
 
-def fields_of(value: Any, **own: Any) -> dict[str, Any]:
-    """Return a dataclass's fields by name, for a message with the same; `own` are converted."""
-    return {field.name: getattr(value, field.name) for field in fields(value)} | own
+def message_of(kind: type[M], value: Any, **own: Any) -> M:
+    """Return a message of a value's attributes of the same names; `own` are converted already.
+
+    Enumerations, and dataclasses where the message has another one, are converted. None stays
+    unset.
+    """
+    given: dict[str, Any] = {}
+    for name, convert, is_repeated in _fields_to(kind):  # type: ignore[arg-type]  # a class
+        if name not in own and (part := getattr(value, name, None)) is not None:
+            if convert is not None:
+                part = list(map(convert, part)) if is_repeated else convert(part)
+            given[name] = part
+    return kind(**given | own)
+
+
+@cache
+def _fields_to(kind: Any) -> Sequence[tuple[str, Callable[[Any], Any] | None, bool]]:
+    """Return each field's name, conversion if it needs one, and whether it is repeated."""
+    found = []
+    for wire in kind.DESCRIPTOR.fields:
+        convert: Any = None
+        if wire.enum_type is not None:
+            convert = _ENUMS[wire.enum_type.name].to_pb
+        elif wire.message_type is not None and not wire.message_type.GetOptions().map_entry:
+            convert = partial(message_of, GetMessageClass(wire.message_type))
+        found.append((wire.name, convert, wire.is_repeated))
+    return found
 
 
 def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
     """Return a dataclass of the message's fields of the same names; `own` are converted already.
 
-    What is optional and unset is None; what the message has no field for takes its default.
+    What is unset, or the message has no field for, takes its default. Raises `InvalidRequest` for
+    a member of an enumeration that is needed and unset.
     """
     known: dict[str, Any] = {}
-    descriptors = message.DESCRIPTOR.fields_by_name
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    for name in names.intersection(descriptors.keys()):
-        value, descriptor = getattr(message, name), descriptors[name]
+    for name, field in _fields_from(kind, type(message)).items():  # type: ignore[arg-type]
+        if name in own:
+            continue
+        value = getattr(message, name)
         if isinstance(value, Mapping):
-            value = dict(sorted(value.items()))
-        elif descriptor.is_repeated:
-            value = tuple(value)
-        elif descriptor.has_presence and not message.HasField(name):
-            value = None
-        known[name] = value
+            known[name] = dict(sorted(value.items()))
+        elif field.is_repeated:
+            known[name] = tuple(value if field.convert is None else map(field.convert, value))
+        elif not field.has_default or (message.HasField(name) if field.has_presence else value):
+            known[name] = value if field.convert is None else field.convert(value)
     return kind(**known | own)
+
+
+class _FieldFrom(NamedTuple):
+    convert: Callable[[Any], Any] | None
+    is_repeated: bool
+    has_presence: bool
+    has_default: bool
+    """True if what is unset can be told, and takes a default."""
+
+
+@cache
+def _fields_from(kind: Any, message: Any) -> Mapping[str, _FieldFrom]:
+    hints, found = get_type_hints(kind), dict[str, _FieldFrom]()
+    for field in fields(kind):
+        wire = message.DESCRIPTOR.fields_by_name.get(field.name)
+        if wire is None:
+            continue
+        part, may_be_none = without_none(hints[field.name])
+        if wire.is_repeated:
+            part, may_be_none = without_none((*get_args(part), None)[0])
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
+        convert: Any = None
+        if wire.enum_type is not None:
+            convert = partial(_member, _ENUMS[wire.enum_type.name], may_be_none)
+        elif wire.message_type is not None:
+            convert = partial(value_from_pb, part)
+        found[field.name] = _FieldFrom(
+            convert,
+            wire.is_repeated,
+            wire.has_presence,
+            has_default and (wire.has_presence or wire.enum_type is not None),
+        )
+    return found
+
+
+def _member(known: WireEnum[Any], may_be_none: bool, number: int) -> Any:
+    if number == 0 and not may_be_none:
+        raise InvalidRequest(f"the {known.name} is not said")
+    return known.from_pb(number)
 
 
 def proposal_to_pb(proposal: Proposal, *, with_stats: bool = True) -> common_pb2.Proposal:
@@ -218,51 +287,13 @@ def _check(name: str, count: int, limit: int) -> None:
         raise InvalidRequest(f"{count} {name} are told, but at most {limit} may be")
 
 
-def grammar_to_pb(grammar: Grammar | None) -> common_pb2.Grammar | None:
-    """None stays unset."""
-    if grammar is None:
-        return None
-    kind = GRAMMAR.to_pb(grammar.kind)
-    return common_pb2.Grammar(kind=kind, text=grammar.text)  # type: ignore[arg-type]
-
-
-def grammar_from_pb(message: common_pb2.Grammar) -> Grammar:
-    kind = GRAMMAR.from_pb(message.kind)
-    if kind is None:
-        raise InvalidRequest("a grammar has no kind")
-    return Grammar(kind, message.text)
-
-
 def logprobs_to_pb(logprobs: Logprobs) -> list[common_pb2.TokenLogprob]:
-    return [_to_pb(item) for item in logprobs]
-
-
-def known_logprobs_from_pb(
-    messages: Iterable[common_pb2.TokenLogprob], *, num_tokens: int
-) -> tuple[TokenLogprob, ...]:
-    """Convert the log-probabilities of a verdict: of each token, or of none."""
-    known = tuple(item for item in logprobs_from_pb(messages) if item is not None)
-    if len(known) not in (0, num_tokens):
-        raise InvalidRequest(f"{len(known)} log-probabilities are of {num_tokens} tokens")
-    return known
+    """One per token; None, which is not known, is empty."""
+    return [message_of(common_pb2.TokenLogprob, item) for item in logprobs]
 
 
 def logprobs_from_pb(messages: Iterable[common_pb2.TokenLogprob]) -> Logprobs:
-    return tuple(_from_pb(message) for message in messages)
-
-
-def _to_pb(item: TokenLogprob | None) -> common_pb2.TokenLogprob:
-    if item is None:
-        return common_pb2.TokenLogprob()
-    top = [
-        common_pb2.TopLogprob(token_id=other.token_id, logprob=other.logprob, text=other.text)
-        for other in item.top
-    ]
-    return common_pb2.TokenLogprob(logprob=item.logprob, top=top, text=item.text)
-
-
-def _from_pb(message: common_pb2.TokenLogprob) -> TokenLogprob | None:
-    if not message.HasField("logprob"):
-        return None
-    top = tuple(TopLogprob(other.token_id, other.logprob, other.text) for other in message.top)
-    return TokenLogprob(message.logprob, top, message.text)
+    return tuple(
+        value_from_pb(TokenLogprob, message) if message.HasField("logprob") else None
+        for message in messages
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
 from slipstream.core.grammar import Grammar, GrammarKind
-from slipstream.core.policy.options import Mode, SpeculationOptions, check_num_depths
+from slipstream.core.policy.options import SpeculationOptions, check_num_depths
 from slipstream.core.request.prompt import (
     PLAIN_FORM,
     Message,
@@ -25,11 +25,7 @@ from slipstream.core.text.text import check_unicode
 from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
 from slipstream.rpc.conversion.convert_common import (
-    MODE,
-    SHAPE,
-    STOP,
-    VERIFICATION,
-    fields_of,
+    message_of,
     value_from_pb,
 )
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -44,32 +40,20 @@ _OWN = ("role", "content", "tool_call_id")
 def generation_to_pb(generation: Generation) -> pb.Generation:
     """Convert a request of the SDK. Raises `InvalidRequest` for what has no place on the wire."""
     ask, ref = generation.ask, generation.session
-    session: pb.SessionRef | None = None
-    if ref is not None:
-        session = pb.SessionRef(
-            session_id=ref.session_id, create=ref.create, after_request_id=ref.after
-        )
+    session = ref and message_of(pb.SessionRef, ref, after_request_id=ref.after)
     _check_uint32("max_tokens", [ask.max_tokens])
-    return pb.Generation(
-        request_id=ask.request_id,
+    grammar = {} if ask.grammar is None else {_GRAMMARS[ask.grammar.kind]: ask.grammar.text}
+    return message_of(
+        pb.Generation,
+        ask,
         model=generation.model,
         prompt=prompt_to_pb(generation.prompt, ask.form),
         session=session,
         num_received_tokens=generation.num_received,
-        with_origins=ask.with_origins,
-        with_rounds=ask.with_rounds,
-        prompt_logprobs=ask.prompt_logprobs,
         sampling=_checked_sampling(ask.sampling),
-        stopping=pb.StoppingCriteria(
-            max_new_tokens=ask.max_tokens,
-            stop=ask.stop,
-            stop_token_ids=ask.stop_token_ids,
-            ignore_eos=ask.ignore_eos,
-        ),
-        speculation=speculation_to_pb(ask.speculation),
+        stopping=message_of(pb.StoppingCriteria, ask, max_new_tokens=ask.max_tokens),
         logprobs=ask.num_logprobs,
-        model_defaults=ask.model_defaults,
-        **_grammar_to_pb(ask.grammar),
+        **grammar,
     )
 
 
@@ -100,7 +84,10 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         speculation=speculation_from_pb(message.speculation),
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
-        **fields_of(form),
+        raw=form.raw,
+        allow_special_tokens=form.allow_special_tokens,
+        tools=form.tools,
+        continue_final=form.continue_final,
     )
 
 
@@ -109,8 +96,7 @@ def prompt_to_pb(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> pb.Prompt:
     prompt = checked_prompt(prompt, form)
     for tool in form.tools:
         check_unicode(tool.description + tool.parameters, f"tool {tool.name}")
-    tools = [pb.Tool(**fields_of(tool)) for tool in form.tools]
-    message = pb.Prompt(**fields_of(form, tools=tools))
+    message = message_of(pb.Prompt, form)
     if isinstance(prompt, str):
         message.text = prompt
     elif are_ids(prompt):
@@ -157,28 +143,12 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
         case _:
             raise InvalidRequest("the request has no prompt")
     check_num_tools(len(message.tools))
-    tools = [
-        Tool(tool.name, tool.description, tool.parameters or NO_PARAMETERS, tool.strict)
+    tools = tuple(
+        value_from_pb(Tool, tool, parameters=tool.parameters or NO_PARAMETERS)
         for tool in message.tools
-    ]
-    form = PromptForm(
-        message.raw, message.allow_special_tokens, tuple(tools), message.continue_final
     )
+    form = value_from_pb(PromptForm, message, tools=tools)
     return checked_prompt(prompt, form), form
-
-
-def speculation_to_pb(options: SpeculationOptions) -> pb.SpeculationOptions:
-    """Convert speculation options; what is None stays unset."""
-    return pb.SpeculationOptions(
-        **fields_of(
-            options,
-            mode=MODE.to_pb(options.mode),
-            shape=SHAPE.to_pb(options.shape),
-            stop=STOP.to_pb(options.stop),
-            widths=options.widths or (),
-            verification=VERIFICATION.to_pb(options.verification),
-        )
-    )
 
 
 def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
@@ -187,15 +157,7 @@ def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
         raise InvalidRequest(f"threshold is {message.threshold}, but must be a finite number")
     if message.widths:
         check_num_depths(len(message.widths))
-    return value_from_pb(
-        SpeculationOptions,
-        message,
-        mode=MODE.from_pb(message.mode) or Mode.AUTO,
-        shape=SHAPE.from_pb(message.shape),
-        stop=STOP.from_pb(message.stop),
-        widths=tuple(message.widths) or None,
-        verification=VERIFICATION.from_pb(message.verification),
-    )
+    return value_from_pb(SpeculationOptions, message, widths=tuple(message.widths) or None)
 
 
 def _checked_sampling(sampling: SamplingParams) -> Any:
@@ -209,12 +171,6 @@ def _check_uint32(name: str, values: Iterable[int]) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value <= _MAX_UINT32:
             raise InvalidRequest(f"{name} is {value}, but must be an integer up to {_MAX_UINT32}")
-
-
-def _grammar_to_pb(grammar: Grammar | None) -> dict[str, Any]:
-    if grammar is None:
-        return {}
-    return {_GRAMMARS[grammar.kind]: grammar.text}
 
 
 def _grammar_from_pb(message: pb.Generation) -> Grammar | None:

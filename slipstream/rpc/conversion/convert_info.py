@@ -5,26 +5,19 @@ before any use.
 """
 
 import math
-from enum import StrEnum
-from typing import TypeVar
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.policy.profile import DraftFacts, Profile
-from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
+from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.request import MODEL_DEFAULTS, ModelFacts
-from slipstream.core.request.server_info import ReplicaInfo, ServerInfo
+from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion.convert_common import (
-    ROLE,
-    SHAPE,
-    STATE,
-    STOP,
     TOOL_FORMAT,
-    VERIFICATION,
-    fields_of,
+    message_of,
     value_from_pb,
 )
 from slipstream.rpc.protocol import PROTOCOL_VERSION
@@ -35,103 +28,33 @@ MAX_NAME_CHARS = 256
 MAX_STOP_TOKENS = 4096
 """Most stop tokens of a model, which has a handful."""
 
-E = TypeVar("E", bound=StrEnum)
-
 
 def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
     """Convert a model and what it can be asked for."""
-    return pb.ModelInfo(
-        **fields_of(
-            info,
-            limits=pb.Limits(**fields_of(info.limits)),
-            sampling_defaults=common_pb2.SamplingParams(**info.sampling_defaults),  # type: ignore[arg-type]
-            verifications=[
-                pb.VerificationCapability(
-                    **fields_of(
-                        item,
-                        verification=VERIFICATION.to_pb(item.verification),
-                        shapes=map(SHAPE.to_pb, item.shapes),
-                    )
-                )
-                for item in info.verifications
-            ],
-            drafters=[
-                pb.DrafterCapability(
-                    **fields_of(
-                        item,
-                        shapes=map(SHAPE.to_pb, item.shapes),
-                        stops=map(STOP.to_pb, item.stops),
-                    )
-                )
-                for item in info.drafters
-            ],
-        )
-    )
+    defaults = common_pb2.SamplingParams(**info.sampling_defaults)  # type: ignore[arg-type]
+    return message_of(pb.ModelInfo, info, sampling_defaults=defaults)
 
 
 def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
     """Convert a model and what it can be asked for."""
-    return value_from_pb(
-        ModelInfo,
-        message,
-        limits=value_from_pb(Limits, message.limits),
-        sampling_defaults=_defaults_from_pb(message.sampling_defaults),
-        verifications=tuple(map(_verification_from_pb, message.verifications)),
-        drafters=tuple(map(_drafter_from_pb, message.drafters)),
-    )
+    defaults = _defaults_from_pb(message.sampling_defaults)
+    return value_from_pb(ModelInfo, message, sampling_defaults=defaults)
 
 
 def server_info_to_pb(info: ServerInfo) -> pb.GetServerInfoResponse:
     """Convert a router and its replicas."""
-    replicas = [
-        pb.ReplicaInfo(**fields_of(item, role=ROLE.to_pb(item.role), state=STATE.to_pb(item.state)))
-        for item in info.replicas
-    ]
-    return pb.GetServerInfoResponse(**fields_of(info, replicas=replicas))
+    return message_of(pb.GetServerInfoResponse, info)
 
 
 def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
     """Convert a router and its replicas."""
-    replicas = tuple(
-        value_from_pb(
-            ReplicaInfo,
-            item,
-            role=_named(ROLE.from_pb(item.role), "role"),
-            state=_named(STATE.from_pb(item.state), "state"),
-        )
-        for item in message.replicas
-    )
-    return value_from_pb(ServerInfo, message, replicas=replicas)
+    return value_from_pb(ServerInfo, message)
 
 
 def _defaults_from_pb(message: common_pb2.SamplingParams) -> dict[str, float]:
     found = {name: getattr(message, name) for name in MODEL_DEFAULTS if message.HasField(name)}  # type: ignore[arg-type]
     SamplingParams(**found)
     return found
-
-
-def _verification_from_pb(message: pb.VerificationCapability) -> VerificationInfo:
-    return value_from_pb(
-        VerificationInfo,
-        message,
-        verification=_named(VERIFICATION.from_pb(message.verification), "verification"),
-        shapes=tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
-    )
-
-
-def _drafter_from_pb(message: pb.DrafterCapability) -> DrafterInfo:
-    return value_from_pb(
-        DrafterInfo,
-        message,
-        shapes=tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
-        stops=tuple(_named(STOP.from_pb(number), "stop policy") for number in message.stops),
-    )
-
-
-def _named(member: E | None, name: str) -> E:
-    if member is None:
-        raise InvalidRequest(f"the {name} is not said")
-    return member
 
 
 def check_identity(identity: common_pb2.ModelIdentity) -> None:
@@ -179,14 +102,13 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         defaults = _defaults_from_pb(message.sampling_defaults)
     except InvalidRequest as error:
         raise HandshakeError(f"its sampling defaults can't be used: {error}") from None
-    return ModelFacts(
-        identity.model_id,
-        identity.vocab_size,
-        message.context_length,
-        frozenset(message.stop_token_ids),
-        message.has_grammars,
-        message.max_logprobs if message.HasField("max_logprobs") else None,
-        _tool_format(message.tool_format),
+    return value_from_pb(
+        ModelFacts,
+        message,
+        model_id=identity.model_id,
+        vocab_size=identity.vocab_size,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        tool_format=_tool_format(message.tool_format),
         is_fallback=message.engine == "torch",
         sampling_defaults=defaults,
     )
@@ -211,16 +133,9 @@ def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
         profile = _profile_from_pb(message.profile)
     except InvalidRequest as error:
         raise HandshakeError(f"its profile can't be used: {error}") from None
-    max_lag = message.max_lag if message.HasField("max_lag") else None
     step_s = message.step_s if 0 < message.step_s < math.inf else None
-    return DraftFacts(
-        message.kind,
-        profile,
-        message.has_decision_model,
-        max_lag,
-        step_s,
-        overlap_gain=OverlapGain(),
-    )
+    own = {"profile": profile, "step_s": step_s, "overlap_gain": OverlapGain()}
+    return value_from_pb(DraftFacts, message, **own)
 
 
 def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
@@ -228,8 +143,6 @@ def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
     return value_from_pb(
         Profile,
         message,
-        shape=SHAPE.from_pb(message.shape) or defaults.shape,
-        stop=STOP.from_pb(message.stop) or defaults.stop,
         max_depth=message.max_depth or defaults.max_depth,
         max_nodes=message.max_nodes or defaults.max_nodes,
         step_cost=message.step_cost or None,

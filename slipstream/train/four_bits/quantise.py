@@ -37,7 +37,7 @@ from slipstream.train.four_bits.gptq import Q4Matrix, gptq
 from slipstream.train.four_bits.moments import InputMoments, input_moments, input_of
 from slipstream.train.glide import Frozen
 from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts, generated_positions, lag_matches
-from slipstream.train.provenance import data_facts, write_provenance
+from slipstream.train.provenance import write_provenance
 from slipstream.train.run import borrowed, read_files
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"
@@ -97,9 +97,8 @@ def quantise(run: QuantiseRun, *, progress: Progress) -> QuantiseOutcome:
     head, digest = blocks.pop(HEAD), rows_digest(as_array(draft.frozen.head))
     path = save_blocks(GlideBlocks(blocks, head, digest), folder)
     outcome = QuantiseOutcome(path, before, after)
-    write_provenance(
-        folder / PROVENANCE_NAME, command=run.command, facts=_facts(run, text, outcome)
-    )
+    place, revision, facts = folder / PROVENANCE_NAME, code_revision(), _facts(run, outcome)
+    write_provenance(place, text.files, command=run.command, revision=revision, facts=facts)
     return outcome
 
 
@@ -187,13 +186,11 @@ def _measured(drafts: Sequence[_Draft], batches: Iterable[TrainBatch]) -> list[H
     return [own.result() for own in counts]
 
 
-def _facts(run: QuantiseRun, text: _Text, outcome: QuantiseOutcome) -> dict[str, Any]:
+def _facts(run: QuantiseRun, outcome: QuantiseOutcome) -> dict[str, Any]:
     before, after = (
         {**asdict(heldout), "length": heldout.length} for heldout in (outcome.before, outcome.after)
     )
     return {
-        "revision": code_revision(),
-        "data": [data_facts(data) for data in text.files],
         "num_conversations": run.num_conversations,
         "num_heldout": run.num_heldout,
         "seed": run.seed,

@@ -12,7 +12,7 @@ from slipstream.core.errors import LimitExceeded
 from slipstream.state.quotas import MemoryQuotas, QuotaLimits, Ticket
 from slipstream.state.redis_client import RedisClient
 from slipstream.state.redis_quotas import RedisQuotas
-from support.state.redis_server import redis_server, running_redis
+from support.state.redis_server import redis_server
 
 TTL_S = 30.0
 
@@ -45,12 +45,6 @@ class InRedis:
                 await self._client.zincrby(name, -1000 * seconds, member)
 
 
-@pytest.fixture(scope="module")
-def url():
-    with running_redis() as address:
-        yield address
-
-
 @asynccontextmanager
 async def in_redis(url, *, timeout_s=60.0, clock=lambda: 0.0):
     client = redis.asyncio.from_url(url, socket_timeout=60, socket_connect_timeout=60)
@@ -65,7 +59,7 @@ async def place(request):
     if request.param == "memory":
         yield InMemory()
         return
-    async with in_redis(request.getfixturevalue("url")) as place:
+    async with in_redis(request.getfixturevalue("session_server").url) as place:
         await place._client.flushall()
         yield place
 
@@ -196,7 +190,8 @@ async def test_of_many_at_once_no_more_come_in_than_may(place):
     assert sum(isinstance(result, LimitExceeded) for result in results) == 30
 
 
-async def test_routers_count_together_and_nothing_is_kept_for_ever(url):
+async def test_routers_count_together_and_nothing_is_kept_for_ever(session_server):
+    url = session_server.url
     async with in_redis(url) as one, in_redis(url) as other:
         await one._client.flushall()
         everything = {"requests_per_minute": 2, "tokens_per_minute": 100, "max_concurrent": 9}

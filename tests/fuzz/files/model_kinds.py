@@ -180,7 +180,8 @@ def _broken_tokenizer(random: Random, data: bytes) -> bytes:
         name = random.choice(names)
         if name == "model" and isinstance(inner[name], dict) and random.random() < 0.7:
             kept = {key: at for key, at in inner["model"].items() if key not in ("vocab", "merges")}
-            inner["model"].update(_dictionary(changed(random, kept)))
+            news = changed(random, kept)
+            inner["model"].update(news if isinstance(news, dict) else {})
         elif random.random() < 0.2:
             inner[random.choice(list(inner))] = random.choice(PARTS)
         else:
@@ -191,10 +192,6 @@ def _broken_tokenizer(random: Random, data: bytes) -> bytes:
     for _ in range(random.choice((1, 1, 3))):
         values = change(random, values)
     return json.dumps(values).encode()
-
-
-def _dictionary(values: Any) -> dict[str, Any]:
-    return values if isinstance(values, dict) else {}
 
 
 def _template(path: Path) -> None:

@@ -51,10 +51,6 @@ def remote(address, *, is_blocking=True):
     return RemoteBackend(to, 60, to.channel(is_blocking=is_blocking))
 
 
-def async_remote(address):
-    return remote(address, is_blocking=False)
-
-
 @pytest.fixture
 def told():
     return Told()
@@ -217,7 +213,8 @@ def ids(span):
 async def test_the_router_hears_of_the_span(told):
     heard = Hearing()
     with served(register(heard)) as address:
-        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
+        backend = remote(address, is_blocking=False)
+        async with AsyncClient.of(backend, telemetry=told.telemetry) as client:
             for caller in (client, client.session()):
                 await caller.generate("hello")
                 assert parent_in(heard.trace()) == ids(told.span())

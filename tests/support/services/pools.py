@@ -66,7 +66,7 @@ class RayPools:
         """Services of a role that run, each with the actor that keeps it."""
         return {
             pid: _parent(pid)
-            for pid in _running()
+            for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
             if f"slipstream_{role} " in command_line(pid) and self._is_ours(pid)
         }
 
@@ -86,10 +86,6 @@ class RayPools:
                 return True
             pid = _parent(pid)
         return False
-
-
-def _running() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _parent(pid: int) -> int:

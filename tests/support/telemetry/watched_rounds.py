@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from slipstream.core.inline import finished
 from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Verdict
@@ -101,7 +102,7 @@ class Watched:
         error = None
         try:
             for index, script in enumerate(rounds):
-                done(self._round(index, script))
+                finished(self._round(index, script))
         except BaseException as passing:
             error = passing
         self.tracer.end()
@@ -120,15 +121,6 @@ class Watched:
         with timed(at, Port.VERIFY, self.clock, self.tracer):
             at.verdict = await self.engine.verify(None, at.proposal)
         self.tracer.record(at)
-
-
-def done(coroutine):
-    """Return the result of a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as ended:
-        return ended.value
-    raise AssertionError("it waits")
 
 
 def watched(rounds, num_rounds, carrier=None):

@@ -55,14 +55,15 @@ def test_services_get_what_pools_share_and_their_own():
     [
         ({"colour": "red"}, "args has 'colour'"),
         ({"target": None}, "must be a table"),
-        ({"target": {"replicas": 2}}, "target has 'replicas'"),
-        ({"target": {"min_replicas": "2"}}, "min_replicas of target is '2'"),
+        ({"target": {"replicas": 2}}, "target of args has 'replicas'"),
+        ({"target": {"min_replicas": "2"}}, "min_replicas of target of args is '2'"),
         ({"target": {"min_replicas": 0}}, "at least 1"),
         ({"draft": {"min_replicas": 2}}, "2 to 1"),
         ({"draft": {"port": 65536}}, "port is 65536"),
         ({"draft": {"load_per_replica": 0}}, "load_per_replica is 0"),
         ({"draft": {"options": {"store_url": "redis://x"}}}, "store_url is not one of a pool's"),
         ({"grace_s": 3601}, "grace_s is 3601"),
+        ({"draft": {"options": "x"}}, "options of draft of args is 'x', but must be a table"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(arguments, reason):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from slipstream.bench.questions import read_questions
-from slipstream.cli.options import FormFlags, read_token
+from slipstream.cli.options import FormFlags
 from slipstream.config import load_config
 from slipstream.core.errors import InvalidRequest, SlipstreamError, TrainingError
 from slipstream.drafting.profile_file import ModelPair, read_profile
-from slipstream.files import MAX_BYTES, read_secret
+from slipstream.files import MAX_BYTES, read_secret, read_token
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.security import read_authority, read_pair
 from slipstream.state.access import read_keys

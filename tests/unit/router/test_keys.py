@@ -5,6 +5,7 @@ import logging
 import re
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,16 +17,10 @@ from support.network.key_files import digest, key, write_keys
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
 
 
-class Now:
-    """Time that passes when told."""
-
-    def __init__(self):
-        self.now_s, self.day = 100.0, date(2026, 11, 21)
-
-
 @pytest.fixture
 def now():
-    return Now()
+    """Time that passes when told."""
+    return SimpleNamespace(now_s=100.0, day=date(2026, 11, 21))
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Answers, models and routers survive the wire, and nothing that is no such value gets in."""
 
 import math
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -9,11 +11,10 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
-from slipstream.core.request import server_info
-from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
+from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result, Timings
-from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
@@ -21,12 +22,10 @@ from slipstream.core.types import (
     Plan,
     Proposal,
     ReplyTiming,
-    Shape,
     SparseDistribution,
-    StopPolicy,
     Verdict,
-    Verification,
 )
+from slipstream.options import without_none
 from slipstream.rpc.conversion import convert
 from slipstream.rpc.conversion import convert_info as info
 from slipstream.rpc.conversion import convert_results as answered
@@ -36,23 +35,7 @@ from slipstream.rpc.v1 import target_pb2
 
 UINT32 = st.integers(0, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-SAID = TEXT.filter(bool)
-SECONDS = st.floats(0, 1e6)
-COUNTS = st.lists(UINT32, max_size=4).map(tuple)
-REASONS = st.dictionaries(SAID, UINT32, max_size=3)
-SPECULATION_STATS = st.builds(
-    SpeculationStats,
-    **{field.name: UINT32 for field in fields(SpeculationStats) if field.type is int},
-    **{field.name: COUNTS for field in fields(SpeculationStats) if field.name[:4] == "per_"},
-    acceptance_histogram=st.dictionaries(UINT32, UINT32, max_size=4),
-    stop_reasons=REASONS,
-    lossless=st.booleans(),
-    fallbacks=REASONS,
-)
-TIMINGS = st.builds(Timings, *[SECONDS for _ in fields(Timings)])
-STATS = st.builds(RequestStats, UINT32, UINT32, UINT32, TIMINGS, SPECULATION_STATS)
-PROMPT_INFOS = st.builds(PromptInfo, TEXT, TEXT, st.integers(0, 2**64 - 1), UINT32)
-REASON = st.sampled_from(FinishReason)
+PLAIN = {int: UINT32, str: TEXT, float: st.floats(0, 1e6), bool: st.booleans()}
 
 
 def maybe(values):
@@ -63,12 +46,25 @@ def over_the_wire(message):
     return type(message).FromString(message.SerializeToString())
 
 
-def members(kind):
-    return st.lists(st.sampled_from(kind), unique=True).map(tuple)
+def values_of(kind, **own):
+    """Values of a type; those of a dataclass by the types of its fields, but for its `own`."""
+    (kind, is_optional), parts = without_none(kind), get_args(kind)
+    if is_optional:
+        return maybe(values_of(kind))
+    if is_dataclass(kind):
+        hints = get_type_hints(kind).items()
+        return st.builds(kind, **{n: values_of(of) for n, of in hints if n not in own} | own)
+    if get_origin(kind) is tuple:
+        return st.lists(values_of(parts[0]), max_size=4).map(tuple)
+    if get_origin(kind) is Mapping:
+        return st.dictionaries(*map(values_of, parts), max_size=4)
+    return PLAIN[kind] if kind in PLAIN else st.sampled_from(kind)
 
 
+COUNTS, REASON, STATS = map(values_of, (tuple[int, ...], FinishReason, RequestStats))
+PROMPT_INFOS = values_of(PromptInfo, seed=st.integers(0, 2**64 - 1), logprobs=st.just(()))
 UNLIKELY = st.floats(max_value=0, allow_nan=False)
-TOP = st.builds(TopLogprob, st.integers(0, 2**32 - 1), UNLIKELY, st.binary(max_size=8))
+TOP = st.builds(TopLogprob, UINT32, UNLIKELY, st.binary(max_size=8))
 LOGPROBS = st.builds(
     TokenLogprob, UNLIKELY, st.lists(TOP, max_size=3).map(tuple), st.binary(max_size=8)
 )
@@ -103,25 +99,9 @@ def test_a_result_is_the_same_on_the_other_side(result):
     assert message.finish.speculation.draft_acceptance_rate == speculation.draft_acceptance_rate
 
 
-BOOLS, TEXTS = st.booleans(), st.lists(TEXT, max_size=2).map(tuple)
-MODES = st.builds(
-    VerificationInfo, st.sampled_from(Verification), members(Shape), TEXTS, BOOLS, TEXT
-)
-DRAFTERS = st.builds(
-    DrafterInfo, TEXT, members(Shape), members(StopPolicy), maybe(UINT32), UINT32, BOOLS
-)
-
-
 @given(
-    st.builds(
+    values_of(
         ModelInfo,
-        **dict.fromkeys(("model", "tokenizer_hash", "numerics", "dtype"), TEXT),
-        **dict.fromkeys(("vocab_size", "num_targets"), UINT32),
-        stop_token_ids=COUNTS,
-        has_chat_template=BOOLS,
-        limits=st.builds(Limits, *[UINT32 for _ in fields(Limits)]),
-        verifications=st.lists(MODES, max_size=2).map(tuple),
-        drafters=st.lists(DRAFTERS, max_size=2).map(tuple),
         sampling_defaults=st.dictionaries(st.sampled_from(["temperature", "top_p"]), st.just(0.5)),
     )
 )
@@ -129,19 +109,7 @@ def test_a_model_is_the_same_on_the_other_side(model):
     assert info.model_info_from_pb(over_the_wire(info.model_info_to_pb(model))) == model
 
 
-ROLES, STATES = st.sampled_from(server_info.ReplicaRole), st.sampled_from(server_info.ReplicaState)
-REPLICAS = st.builds(server_info.ReplicaInfo, ROLES, TEXT, STATES, TEXT, TEXT, UINT32, TEXT, TEXT)
-
-
-@given(
-    st.builds(
-        server_info.ServerInfo,
-        version=TEXT,
-        uptime_s=SECONDS,
-        **dict.fromkeys(("protocol_version", "num_requests", "num_sessions"), UINT32),
-        replicas=st.lists(REPLICAS, max_size=3).map(tuple),
-    )
-)
+@given(values_of(ServerInfo))
 def test_a_router_is_the_same_on_the_other_side(server):
     assert info.server_info_from_pb(over_the_wire(info.server_info_to_pb(server))) == server
 

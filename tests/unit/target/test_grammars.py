@@ -200,11 +200,6 @@ def test_the_longest_grammar_is_followed(made):
     assert 0 < len(constraint.forced([])) < 200
 
 
-def wait_for_spare(made):
-    """Until the matcher that takes the place of one that is used up has been made."""
-    made._thread.submit(lambda: None).result()
-
-
 def test_the_budget_that_others_used_up_of_a_grammar_is_taken_from_no_session(made):
     grammar = regex("(.*a.{300}){200}b")
     hungry, modest = constraint_for(made, grammar, STOPS), constraint_for(made, grammar, STOPS)
@@ -212,7 +207,7 @@ def test_the_budget_that_others_used_up_of_a_grammar_is_taken_from_no_session(ma
     with pytest.raises(InvalidRequest, match="beyond"):
         for count in range(0, 4000, 40):
             hungry.allowed(ids("a" * count))
-    wait_for_spare(made)
+    made._thread.submit(lambda: None).result()  # the matcher in place of the used one is made
     assert modest.allowed(ids("a")).tolist() == expected
     assert modest.allowed([]).tolist() == expected
     assert constraint_for(made, grammar, STOPS).allowed([]).tolist() == expected

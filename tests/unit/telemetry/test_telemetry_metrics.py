@@ -65,10 +65,6 @@ def counts(heard, metric):
     return {key[0][1] if key else "": value for key, value in found.items() if value}
 
 
-def kind_of(index, at):
-    return "prefill" if index == 0 else "speculative" if at.depth else "plain"
-
-
 def reached(rounds, count_of):
     """How many rounds came as far as each position."""
     wanted = Counter()
@@ -81,7 +77,8 @@ def reached(rounds, count_of):
 def test_metrics_of_rounds_are_what_counting_them_one_by_one_comes_to(rounds):
     heard = told(rounds)
     speculative = [at for at in rounds if at.depth]
-    kinds = Counter(kind_of(index, at) for index, at in enumerate(rounds))
+    kinds = Counter("speculative" if at.depth else "plain" for at in rounds[1:])
+    kinds["prefill"] = len(rounds[:1])
     assert counts(heard, catalog.ROUNDS) == kinds
     final = sum(at.accepted + 1 for at in rounds)
     assert counts(heard, catalog.TOKENS_FINAL) == {"": final}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from slipstream.core.errors import ModelMismatch, TrainingError, WeightsError
+from slipstream.core.errors import InvalidRequest, ModelMismatch, TrainingError, WeightsError
 from slipstream.ngrams.store_file import (
     ARRAYS,
     FULL,
@@ -107,7 +107,7 @@ def test_a_file_fits_its_bound_by_leaving_out_what_is_rare(path):
     small = store_of(path, frequent + rare, bound, header)
     assert small.num_bytes < 8192 + 2048
     assert small.after([1])[0][0] == 2
-    with pytest.raises(TrainingError, match="must be at least 1"):
+    with pytest.raises(InvalidRequest, match="max_mb is 0"):
         CountSettings(max_mb=1e-4)
 
 

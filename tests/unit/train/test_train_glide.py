@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slipstream.core.errors import TrainingError
+from slipstream.core.errors import SlipstreamError
 from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
 from slipstream.train.features import TrainBatch
@@ -145,5 +145,5 @@ def test_a_match_compares_target_ids_not_columns():
     ],
 )
 def test_settings_that_mean_nothing_are_refused(kind, values, reason):
-    with pytest.raises(TrainingError, match=reason):
+    with pytest.raises(SlipstreamError, match=reason):
         kind(**values)

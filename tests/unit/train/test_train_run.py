@@ -154,7 +154,7 @@ def command(place, out, *more):
     ("options", "reason"),
     [
         ([], "either a number of steps or of minutes"),
-        (["--steps", "2", "--layers", "1,x"], "layers must be numbers"),
+        (["--steps", "2", "--layers", "1,x"], "layers is '1,x'"),
         (["--steps", "2", "--layers", "9"], "do not exist"),
         (["--steps", "2", "--precision", "int8"], "int8"),
         (["--steps", "2", "--device", "tpu"], "tpu"),

@@ -112,9 +112,15 @@ class Probe(Generic[S]):
         """Return the replica's description. Raises `HandshakeError` for one that can't be used."""
         raise NotImplementedError
 
+    loads: tuple[str, type[Message], type[Any]]
+    """Method that returns its load, its request and its answer."""
+
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """Return what the replica holds at the moment. Raises `grpc.aio.AioRpcError`."""
-        raise NotImplementedError
+        name, request, kind = self.loads
+        answer = await call_unary(channel, f"/{self.service}/{name}", request(), kind)
+        load: common_pb2.Load = answer.load
+        return load
 
 
 class TargetProbe(Probe[DescribedTarget]):
@@ -122,6 +128,7 @@ class TargetProbe(Probe[DescribedTarget]):
 
     role = ReplicaRole.TARGET
     service = "slipstream.rpc.v1.TargetService"
+    loads = "GetTargetLoad", target_pb2.GetTargetLoadRequest, target_pb2.GetTargetLoadResponse
 
     def __init__(self) -> None:
         # Models may number their tokens alike and yet differ in their chat templates.
@@ -150,26 +157,19 @@ class TargetProbe(Probe[DescribedTarget]):
         for text in [*self._texts.values()]:
             await text.aclose()
 
-    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
-        method, request = f"/{self.service}/GetTargetLoad", target_pb2.GetTargetLoadRequest()
-        return (await call_unary(channel, method, request, target_pb2.GetTargetLoadResponse)).load
-
 
 class DraftProbe(Probe[DescribedDraft]):
     """Probe of drafts."""
 
     role = ReplicaRole.DRAFT
     service = "slipstream.rpc.v1.DraftService"
+    loads = "GetDraftLoad", draft_pb2.GetDraftLoadRequest, draft_pb2.GetDraftLoadResponse
 
     async def describe(self, channel: grpc.aio.Channel) -> DescribedDraft:
         method, request = f"/{self.service}/DescribeDraft", draft_pb2.DescribeDraftRequest()
         answer = await _described(channel, method, request, draft_pb2.DescribeDraftResponse)
         check_identity(answer.identity)
         return DescribedDraft(answer, draft_facts_from_pb(answer))
-
-    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
-        method, request = f"/{self.service}/GetDraftLoad", draft_pb2.GetDraftLoadRequest()
-        return (await call_unary(channel, method, request, draft_pb2.GetDraftLoadResponse)).load
 
 
 def fits(target: DescribedTarget, draft: DescribedDraft) -> bool:

@@ -37,11 +37,6 @@ def guesses_of(tokens, store=None, sampling=GREEDY):
     return guesses
 
 
-def goes_on(guesses, *tokens):
-    guesses.sequence.append(tokens)
-    guesses.take(guesses.sequence)
-
-
 def by_token(guesses, path=()):
     return {guess.token: guess for guess in guesses.after(path)}
 
@@ -69,7 +64,8 @@ def test_a_place_that_was_not_proposed_teaches_as_much_as_one_that_was():
     guesses = guesses_of([7, 7, 7])
     before = by_token(guesses)[7].probability
     guesses.after((7,))
-    goes_on(guesses, 7, 7)
+    guesses.sequence.append((7, 7))
+    guesses.take(guesses.sequence)
     assert by_token(guesses)[7].probability > before
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.policy.profile import Profile, profile_from_values, resolve
+from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.policy.stop import Calibration
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.profile_file import ModelPair, profile_file, read_profile
+from slipstream.options import overlaid
 
 PAIR = ModelPair("tiny", "glide", "t" * 64, {"model.safetensors": "a" * 64})
 PROFILE = Profile(
@@ -57,7 +58,7 @@ def test_a_tree_that_a_request_names_is_not_cut_to_the_profiles_size(options, no
     [
         ({"speed": 2}, "here has 'speed', but known are shape, stop"),
         ({"max_depth": 0}, "here can't be used: a profile's max_depth is 0"),
-        ({"max_depth": 2.5}, "max_depth of here is 2.5, but must be of the kind int"),
+        ({"max_depth": 2.5}, "max_depth of here is 2.5, but must be a whole number"),
         ({"max_depth": True}, "max_depth of here is True"),
         ({"stop": "never"}, "stop of here is 'never', but must be one of fixed"),
         ({"threshold": "0.3"}, "threshold of here is '0.3'"),
@@ -66,13 +67,13 @@ def test_a_tree_that_a_request_names_is_not_cut_to_the_profiles_size(options, no
         ({"cape_table": [1, "x"]}, "an item in cape_table of here is 'x'"),
         ({"cape_table": 3}, "cape_table of here is 3, but must be a list"),
         ({"calibration": {"points": [0.1]}}, "a calibration has 1 points"),
-        ({"calibration": [0.1]}, "calibration of here is no object"),
-        ([], "here is no object of fields"),
+        ({"calibration": [0.1]}, "calibration of here must be a table"),
+        ([], "here must be a table of fields"),
     ],
 )
 def test_a_profile_that_is_none_is_refused_by_what_is_wrong(values, said):
     with pytest.raises(InvalidRequest, match=said):
-        profile_from_values(values, place="here")
+        overlaid(Profile(), values, "here")
 
 
 def test_a_profile_file_is_for_its_models_only(tmp_path):
