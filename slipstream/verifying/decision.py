@@ -124,6 +124,6 @@ def _draws(request: TargetRequest, end: int) -> list[Draw]:
     first = end - 1 - request.num_nodes
     depths = (0, *request.proposal.tree.depths())
     return [
-        Draw(first + row, sampling.temperature, draw_keys(sampling, position + depth))
+        Draw(first + row, sampling, draw_keys(sampling, position + depth))
         for row, depth in enumerate(depths)
     ]

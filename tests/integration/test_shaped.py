@@ -24,6 +24,7 @@ from support.models.rounds import plain, speculate
 SAMPLINGS = [
     SamplingParams(),
     SamplingParams(temperature=0.9, seed=5),
+    SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=8),
     SamplingParams(temperature=1.0, top_k=9, repetition_penalty=1.2, seed=6),
 ]
 PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
@@ -81,7 +82,7 @@ def test_requests_of_every_kind_share_a_step(device):
 
 
 PROMPT = [5, 80, 6, 80, 6]
-SAMPLED = SamplingParams(temperature=1.0, seed=2)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=2)
 CHANGED = SamplingParams(temperature=0.7, top_k=20, repetition_penalty=1.2, seed=4)
 REQUESTS = [
     (SamplingParams(), {"shape": Shape.CAPE, "stop": StopPolicy.DECISION}, {}),

@@ -8,7 +8,7 @@ bf16, and an unstable order would make two replicas disagree.
 
 import math
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,6 +85,19 @@ def softmax(scores: NDArray[Any]) -> NDArray[Any]:
 
 _FIRST_NUCLEUS = 64
 _NUCLEUS_GROWTH = 4
+MASS_UNITS = 2.0**35
+"""Units of the best token's mass: whole units have the same sum in any order."""
+_UNSURE = 2.0**-15
+"""Part of a mass by which sums in float32's precision may be wrong, and more."""
+Measure = Callable[[Floats], Floats]
+
+
+def masses(distances: Floats) -> Floats:
+    """Return the masses [n] fp32, in whole units, of tokens whose scores are `distances` [n] from
+    the best: sums of them in float64 are exact."""
+    probs = np.exp(distances, dtype=np.float64).astype(np.float32)
+    units: Floats = np.trunc(probs * np.float32(MASS_UNITS))
+    return units
 
 
 class SamplingDistribution:
@@ -207,20 +220,26 @@ def _dense(values: Floats, ids: Ids | None, size: int, filler: float) -> Floats:
     return dense
 
 
-def _nucleus(scores: Floats, ids: Ids | None, *, best: float, top_p: float) -> tuple[Floats, Ids]:
+def _nucleus(
+    scores: Floats, ids: Ids | None, *, best: float, top_p: float, measure: Measure = np.exp
+) -> tuple[Floats, Ids]:
     """The fewest best tokens whose mass reaches `top_p`; at least one.
 
     `scores` are in order already when `ids` are given. Else the best are selected, more and
-    more of them until the mass is reached; peaked distributions need one small selection.
+    more of them until the mass is reached; peaked distributions need one small selection. Masses
+    are those of `masses`, which are computed only where others don't decide.
     """
-    limit = top_p * np.exp(scores - best).sum(dtype=np.float64)
+    limit = top_p * measure(scores - best).sum(dtype=np.float64)
     size = len(scores)
     k = size if ids is not None else min(size, _FIRST_NUCLEUS)
     while True:
         values, order = (scores, ids) if ids is not None else ordered_top(scores, k)
-        mass = np.exp(values - best).cumsum(dtype=np.float64)
+        mass = measure(values - best).cumsum(dtype=np.float64)
         if k == size or mass[-1] >= limit:
             kept = 1 + np.count_nonzero(mass[:-1] < limit)
+            border = mass[max(kept - 2, 0) : kept]
+            if measure is not masses and np.abs(border - limit).min() < _UNSURE * limit:
+                return _nucleus(scores, ids, best=best, top_p=top_p, measure=masses)
             return values[:kept], order[:kept]
         k = min(size, k * _NUCLEUS_GROWTH)
 

@@ -8,14 +8,15 @@ temperature give the distribution.
 from collections.abc import Sequence
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.core.errors import CapacityError
+from slipstream.core.types import SamplingParams
+from slipstream.core.verify.draws import is_plain_softmax
 from slipstream.models.cuda.buckets import Buckets, fit, row_steps
-from slipstream.models.cuda.draws import draw
+from slipstream.models.cuda.draws import draw_packed, pack_draws
 from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
@@ -89,7 +90,8 @@ class CudaDecoder(TorchDecoder):
             zeros, tables = [0] * rows, [KvCache(pool, limit=0)] * rows
             sizes = [rows] if shape.sessions == 1 else [1] * rows
             batch = Batch(zeros, zeros, [slot] * rows, tables, zeros, [(slot,)] * rows, sizes)
-            self.forward(pool, batch, [Draw(row, 0.0, (0, 0)) for row in range(rows)])
+            for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_k=1)):
+                self.forward(pool, batch, [Draw(row, sampling, (0, 0)) for row in range(rows)])
 
     def _packed(self, pool: KvPool, batch: Batch) -> tuple[PackedForward, bool]:
         try:
@@ -99,21 +101,18 @@ class CudaDecoder(TorchDecoder):
 
     def _drawn(self, hidden: Tensor, draws: Sequence[Draw]) -> list[int]:
         """Return the tokens behind some of the states [n, d]."""
-        most = self.buckets.rows[-1]
+        is_truncated = not all(is_plain_softmax(draw.sampling) for draw in draws)
+        most = self.buckets.rows[-1] // (4 if is_truncated else 1)  # scores take more memory
         if len(draws) > most:
             return self._drawn(hidden, draws[:most]) + self._drawn(hidden, draws[most:])
         size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
-        packed = np.zeros(4 * size, np.int32)
-        packed[: len(draws)] = [draw.index for draw in draws]
-        packed[size : size + len(draws)].view(np.float32)[:] = [draw.temperature for draw in draws]
-        packed[2 * size : 2 * (size + len(draws))] = [key for draw in draws for key in draw.keys]
-        values = torch.empty(4 * size, dtype=torch.int32, device=hidden.device)
+        packed = pack_draws(draws, size)
+        values = torch.empty(len(packed), dtype=torch.int32, device=hidden.device)
         send(torch.from_numpy(packed), values)
 
         def body(wanted: Tensor, values: Tensor) -> tuple[Tensor]:
-            heat = values[size : 2 * size].view(torch.float32)
-            return (draw(self._head(wanted), heat, values[2 * size :].view(size, 2)),)
+            return (draw_packed(self._head(wanted), values, is_truncated=is_truncated),)
 
-        (tokens,) = self.replay.run(size, body, (hidden[values[:size]], values))
+        (tokens,) = self.replay.run((size, is_truncated), body, (hidden[values[-size:]], values))
         found: list[int] = tokens[: len(draws)].tolist()
         return found

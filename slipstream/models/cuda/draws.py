@@ -2,11 +2,18 @@
 `core.draft.candidates` as tensors, without a look at the host.
 """
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.core.verify.distribution import MASS_UNITS
 from slipstream.core.verify.draws import NO_TOKEN
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
+from slipstream.models.kv.batch import Draw
 
 _LOW = 2**32 - 1
 
@@ -40,6 +47,62 @@ def draw(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
 @draw.register_fake
 def _(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.int64)
+
+
+@torch.library.custom_op("slipstream::truncate", mutates_args=(), device_types="cpu")
+def truncate(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor) -> Tensor:
+    """Return the scores [R, V] fp32 of `core.verify.distribution.SamplingDistribution`, -inf for
+    tokens that are left out; a row without a distribution stays without one.
+
+    `logits` [R, V], `temperatures` [R] fp32 with 0 for greedy, which leaves none out, `nums` [R]
+    int32 top-k, `limits` [R, 2] float64 top-p and the logarithm of min-p.
+    """
+    top, heat = logits.float().amax(-1, keepdim=True), temperatures[:, None]
+    is_plain = (heat == 0) | (heat == 1)
+    scores = torch.where(is_plain, logits.float(), (logits - top) / torch.where(is_plain, 1, heat))
+    best = torch.where(heat == 1, top, 0.0)
+    values, ids = scores.sort(dim=-1, descending=True, stable=True)
+    is_in = torch.arange(logits.shape[1], device=logits.device) < nums[:, None]
+    units = ((values - best).double().exp().float() * MASS_UNITS).long() * is_in
+    sums, top_p = units.cumsum(-1), limits[:, :1]
+    is_in &= (sums - units < top_p * sums[:, -1:]) | (top_p == 1)
+    is_in &= values >= (best + limits[:, 1:]).float()
+    is_in |= (heat == 0) | ~top.isfinite()
+    return scores.masked_fill(~is_in.gather(-1, ids.argsort(-1)), -torch.inf)
+
+
+@truncate.register_fake
+def _(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+def pack_draws(draws: Sequence[Draw], size: int) -> NDArray[np.int32]:
+    """Return the numbers of draws, padded to `size` ones: `draw_packed` reads them; the last
+    `size` are the draws' indices."""
+    packed, num = np.zeros(9 * size, np.int32), len(draws)
+    samplings = [draw.sampling for draw in draws]
+    limits = [(own.top_p, math.log(own.min_p) if own.min_p else -math.inf) for own in samplings]
+    packed[: 4 * num].view(np.float64).reshape(num, 2)[:] = limits
+    heats = packed[4 * size : 4 * size + num].view(np.float32)
+    heats[:] = [own.temperature for own in samplings]
+    most = 2**31 - 1
+    packed[5 * size : 5 * size + num] = [min(own.top_k or most, most) for own in samplings]
+    packed[6 * size : 6 * size + 2 * num] = [key for draw in draws for key in draw.keys]
+    packed[8 * size : 8 * size + num] = [draw.index for draw in draws]
+    return packed
+
+
+def draw_packed(logits: Tensor, packed: Tensor, *, is_truncated: bool) -> Tensor:
+    """Return each row's token [R] as `draw` does; `packed` are the `pack_draws` of as many rows as
+    `logits` [R, V] have. Top-k, top-p and min-p count where `is_truncated`."""
+    size = len(logits)
+    heat = packed[4 * size : 5 * size].view(torch.float32)
+    if is_truncated:
+        limits = packed[: 4 * size].view(torch.float64).view(size, 2)
+        logits = truncate(logits, heat, packed[5 * size : 6 * size], limits)
+        heat = heat.sign()  # scores are over the temperature already
+    tokens: Tensor = draw(logits, heat, packed[6 * size : 8 * size].view(size, 2))
+    return tokens
 
 
 def gumbel_rows(keys: Tensor, ids: Tensor) -> Tensor:

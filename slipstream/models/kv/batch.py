@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.types import SamplingParams
 from slipstream.models.kv.cache import KvCache
 
 
@@ -120,7 +121,7 @@ class Draw:
     """Draw of the token behind input `index` of a forward: see `core.verify.draws`."""
 
     index: int
-    temperature: float
+    sampling: SamplingParams
     keys: tuple[int, int]
 
 

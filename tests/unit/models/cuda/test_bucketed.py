@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.buckets import Buckets, key_widths, row_steps
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Draw, Part
@@ -23,6 +24,7 @@ from support.models import tiny
 
 pytestmark = pytest.mark.gpu
 NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
+SAMPLED = SamplingParams(temperature=0.9)
 LENGTHS = (130, 5, 260, 127, 1)
 
 
@@ -107,10 +109,11 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
     pool = model.pool(8)
     model.decoder.prepare(pool)
     captured = set(model.decoder.replay._entries)
-    assert len(captured) == 5 + 3  # rows by sessions, and draws
-    for tree, num, heat in itertools.product(NODES, (1, 3), (0.0, 0.9)):
+    assert len(captured) == 5 + 3 + 2  # rows by sessions, draws, and those of fewer rows
+    for tree, num, top_p in itertools.product(NODES, (1, 3), (1.0, 0.9)):
         parts = [Part(model.open_in(pool), tiny.tokens(2, seed=at), tree) for at in range(num)]
-        draws = [Draw(2 * at, heat, (at, 7)) for at in range(num)]
+        sampling = SamplingParams(temperature=0.9, top_p=top_p)
+        draws = [Draw(index, sampling, (index, 7)) for index in range(num * (2 + len(tree)))]
         hidden = model.draw(parts, draws).hidden.cpu()
         others = [Part(plain.open(9), part.pending, tree) for part in parts]
         expected = np.concatenate([plain.forward([part])[0] for part in others])
@@ -127,7 +130,7 @@ def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most):
         hf = tiny.hf_model(family, num_hidden_layers=num_layers, dtype=torch.bfloat16).cuda()
         model = causal_model(hf)
         cache = model.open_in(model.pool(1))
-        model.draw([Part(cache, [1, 2])], [Draw(1, 0.9, (1, 2))])
+        model.draw([Part(cache, [1, 2])], [Draw(1, SAMPLED, (1, 2))])
         entries = model.decoder.replay._entries.values()
         nums.append([entry.replay.__self__.num_kernels for entry in entries])
     (fewer, _), (more, drawn) = nums
@@ -139,11 +142,11 @@ def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most):
 def test_more_tokens_than_any_shape_has_are_computed_without_capture():
     plain, text, model = tiny.causal(), tiny.tokens(20), few_rows(shaped())
     part, other = Part(model.open_in(model.pool(1)), text), Part(plain.open(20), text)
-    drawn = model.draw([part], [Draw(at, 0.0, (0, 0)) for at in range(20)])
+    drawn = model.draw([part], [Draw(at, SamplingParams(), (0, 0)) for at in range(20)])
     expected = plain.forward([other])[0]
     np.testing.assert_allclose(drawn.hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
     assert drawn.tokens == plain.logits(expected).argmax(-1).tolist()
-    assert [*model.decoder.replay._entries] == [16, 4]  # draws alone
+    assert [*model.decoder.replay._entries] == [(16, False), (4, False)]  # draws alone
 
 
 def test_memory_of_captures_is_accounted():

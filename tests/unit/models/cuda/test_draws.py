@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,13 +12,21 @@ from slipstream.core.errors import ModelError
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
+from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import draw
+from slipstream.models.cuda.draws import draw, draw_packed, pack_draws, truncate
 from slipstream.models.cuda.graphs import Replay
+from slipstream.models.kv.batch import Draw
 
 VOCAB = 300
-TEMPERATURES = [0.0, 0.05, 0.7, 1.0, 1.9]
+PLAIN = [{"temperature": heat} for heat in (0.0, 0.05, 0.7, 1.0, 1.9)]
+TRUNCATED = [
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.9, "min_p": 0.1},
+    {"temperature": 1.3, "top_k": 40, "top_p": 0.5, "min_p": 0.02},
+]
 
 
 def tree_of(rng, size):
@@ -44,11 +53,11 @@ def planted(tree, rng, logits):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(temperature):
+@pytest.mark.parametrize("params", PLAIN + TRUNCATED)
+def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params):
     rng, lengths, replay = random.Random(7), set(), Replay(torch.device("cuda"))
     for round_id in range(25):
-        sampling = SamplingParams(temperature=temperature, seed=rng.randrange(2**64))
+        sampling = SamplingParams(**params, seed=rng.randrange(2**64))
         prefix = [rng.randrange(VOCAB) for _ in range(1 + rng.randrange(40))]
         session = Session("s", len(prefix), 100, sampling)
         tree = tree_of(rng, rng.randrange(12))
@@ -58,12 +67,30 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(temperature):
         expected = verify(session, prefix, Proposal(tree, stats), lambda at: logits[at + 1].numpy())  # noqa: B023
         depths = (0, *tree.depths())
         keys = [draw_keys(sampling, len(prefix) + depth) for depth in depths]
-        heat = torch.full((len(keys),), temperature)
-        given = logits, heat, torch.tensor(keys, dtype=torch.int32)
-        (tokens,) = replay.run(len(keys), lambda *given: (draw(*given),), given)
+        packed = pack_draws([Draw(0, sampling, own) for own in keys], len(keys))
+        (tokens,) = replay.run(
+            len(keys),
+            lambda *given: (draw_packed(*given, is_truncated=params in TRUNCATED),),
+            (logits, torch.from_numpy(packed)),
+        )
         assert walk_drawn(tree, tokens.tolist()) == expected
         lengths.add(len(expected.nodes))
     assert len(lengths) > 2
+
+
+@pytest.mark.parametrize("params", TRUNCATED)
+@pytest.mark.parametrize("scale", [0.1, 1, 6])
+def test_truncated_scores_are_those_of_the_distribution_in_every_bit(params, scale):
+    sampling = SamplingParams(**params)
+    noise = torch.Generator().manual_seed(7)
+    logits = (torch.randn(6, 20_000, generator=noise) * scale).bfloat16()  # with ties
+    heats = torch.full((6,), sampling.temperature)
+    nums = torch.full((6,), sampling.top_k or 20_000, dtype=torch.int32)
+    least = math.log(sampling.min_p) if sampling.min_p else -math.inf
+    limits = torch.tensor([[sampling.top_p, least]] * 6, dtype=torch.float64)
+    found = truncate(logits, heats, nums, limits).numpy()
+    for own, scores in zip(logits.float().numpy(), found, strict=True):
+        assert np.array_equal(scores, SamplingDistribution(sampling, 1).scores(own, [1]))
 
 
 @pytest.mark.parametrize("bad", [[-math.inf] * 9, [math.nan] * 9, [math.inf] + [0.0] * 8])
@@ -78,14 +105,13 @@ def test_a_row_without_a_distribution_has_no_token_and_is_an_error_of_walks_that
         walk_drawn(TokenTree.chain([tokens[0]]), tokens)
 
 
-FITTING = ({}, {"temperature": 0.8}, {"top_k": 5, "top_p": 0.5})  # greedy: nothing is truncated
-OTHER = [{"temperature": 0.8, **at} for at in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1})]
-OTHER += [{f"{kind}_penalty": at} for kind, at in (("repetition", 1.1), ("presence", 0.1))]
+FITTING = ({}, *TRUNCATED, {"top_k": 5, "top_p": 0.5})
+OTHER = [{f"{kind}_penalty": at} for kind, at in (("repetition", 1.1), ("presence", 0.1))]
 OTHER += [{"frequency_penalty": 0.1}, {"logit_bias": ((1, 1.0),)}]
 
 
 @pytest.mark.parametrize("changes", [*FITTING, *OTHER])
-def test_only_distributions_of_logits_and_temperature_fit_and_only_exact_verification(changes):
+def test_only_distributions_of_logits_alone_fit_and_only_exact_verification(changes):
     session = Session("s", 1, 1, SamplingParams(**changes))
     for mode in Verification:
         is_exact = mode is Verification.EXACT

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slipstream.core.tree import TokenTree
-from slipstream.models.cuda.draws import draw
+from slipstream.models.cuda.draws import draw, truncate
 from slipstream.models.cuda.layers import add_norm, gate, place
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
@@ -148,6 +148,23 @@ def test_draws_are_those_of_a_cpu():
         assert torch.equal(draw_kernels.draw_tokens(logits, heats, keys), draw(logits, heats, keys))
 
 
+def test_truncated_rows_are_those_of_a_cpu_bit_by_bit():
+    heats = [0, 0.7, 1, 1.9, 0.2, 1, 1, 0.7, 1.0]
+    nums = [5, 2**31 - 1, 7, 1, 40, 2**31 - 1, 3, 90, 2**31 - 1]
+    least = [0, -math.inf, -math.inf, -2, -math.inf, -0.5, -1, -math.inf, -math.inf]
+    limits = list(zip([0.5, 0.9, 1, 0.8, 0.99, 1, 0.5, 0.01, 0.6], least, strict=True))
+    for num, size, decimals in ((9, 100, 1), (2, 10_000, 1), (9, 300, 9)):
+        logits = noise(num, size).round(decimals=decimals)  # with ties
+        logits[0, 3] = math.nan
+        given = torch.tensor(heats[:num]), torch.tensor(nums[:num], dtype=torch.int32)
+        given = [*given, torch.tensor(limits[:num], dtype=torch.float64)]
+        given = [logits, *(own.to(DEVICE) for own in given)]
+        expected = truncate(*(own.cpu() for own in given))
+        found = draw_kernels.truncate_rows(*given).cpu()
+        assert torch.equal(found.nan_to_num(7.5), expected.nan_to_num(7.5))
+        assert 0 < len(expected[-1].isfinite().nonzero()) < size
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -156,11 +173,12 @@ from slipstream.models.cuda import draw_kernels, kernels
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
-DRAWS = ("find_tops", "find_bests", "find_tokens")
-INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths")
+DRAWS = ("find_tops", "find_bests", "find_tokens", "find_scores", "find_cuts", "leave_out")
+INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths", "nums")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
 SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32}
-WIDE = ("sums", "peaks", "totals", "tops", "scores", "heats")
+WIDE = ("sums", "peaks", "totals", "tops", "scores", "masses", "cuts", "heats")
+NUMBERS |= {"limits": "*fp64", "lasts": "*i32"}
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype in ("bf16", "fp32"):
     sizes = {**SIZES, "WIDE": dtype == "fp32"}
