@@ -9,7 +9,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from slipstream.core.tree import EMPTY, ROOT
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.types import Session
+from slipstream.core.verify.distribution import Edits, distribution_of
 from slipstream.core.verify.draws import FindContenders, draw_keys, fits_device, walk_drawn
 from slipstream.core.verify.likelihood import token_logprob
 from slipstream.core.verify.noise import Floats
@@ -41,7 +43,10 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     ]
     draws = list[Draw]()
     if model.draws_on_device:
-        draws += [draw for request, end in decided for draw in _draws(request, end)]
+        for request, end in decided:
+            if _is_drawn(request):
+                tree, first = request.proposal.tree, end - 1 - request.num_nodes
+                draws += draws_of(request.session, request.tokens, tree, first)
     if not draws:
         hidden, slots = model.forward(parts)
         _add_prompt_logprobs(model, hidden, batch)
@@ -117,13 +122,17 @@ def _is_drawn(request: TargetRequest) -> bool:
     return fits_device(request.session)
 
 
-def _draws(request: TargetRequest, end: int) -> list[Draw]:
-    if not _is_drawn(request):
-        return []
-    sampling, position = request.session.sampling, len(request.tokens)
-    first = end - 1 - request.num_nodes
-    depths = (0, *request.proposal.tree.depths())
+def draws_of(session: Session, prefix: Sequence[int], tree: TokenTree, first: int) -> list[Draw]:
+    """Return the draws behind a prefix, whose last token is input `first`, and behind each node."""
+    sampling, depths = session.sampling, (0, *tree.depths())
+    edits: list[tuple[Edits, ...]] = [()] * len(depths)
+    if sampling.logit_bias or sampling.depends_on_prefix:
+        nodes = range(len(tree) if sampling.depends_on_prefix else 0)
+        paths = ([tree.tokens[step] for step in tree.path(node)] for node in nodes)
+        base, *others = distribution_of(session, None).edits(prefix, paths)
+        edits = [(base,)] * len(depths)
+        edits[1 : 1 + len(others)] = [(base, own) for own in others]
     return [
-        Draw(first + row, sampling, draw_keys(sampling, position + depth))
+        Draw(first + row, sampling, draw_keys(sampling, len(prefix) + depth), edits[row])
         for row, depth in enumerate(depths)
     ]

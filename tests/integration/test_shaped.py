@@ -55,12 +55,12 @@ def test_the_output_is_that_of_plain_decoding_without_shapes(sampling, shape, pr
 
 def batch_of(target):
     """Verifications of requests of every kind, one of them a part of a long prompt only."""
-    batch = []
+    batch, logprobs = [], [None, 2] * len(SAMPLINGS)
     for at, sampling in enumerate([*SAMPLINGS, *SAMPLINGS]):
         prompt = tiny.tokens(20 + 30 * at, seed=at)
         tree = TokenTree((3, 9, 4, 3), (-1, -1, 0, 1))
         proposal = Proposal(tree, (NodeStats(0.5, 0.5, 1.0),) * 4)
-        session = Session(str(at), len(prompt), 9, sampling)
+        session = Session(str(at), len(prompt), 9, sampling, num_logprobs=logprobs[at])
         request = TargetRequest(TokenSequence(session, prompt), proposal)
         target.begin(request)
         batch.append(ScheduledRequest(request, 50 if at == 2 else len(prompt)))

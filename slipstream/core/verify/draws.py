@@ -39,11 +39,9 @@ def is_softmax(sampling: SamplingParams) -> bool:
 
 
 def fits_device(session: Session) -> bool:
-    """Return whether rows may draw on their own: mode `exact`, no penalties, bias,
-    log-probabilities or grammar."""
-    sampling, is_exact = session.sampling, session.verification is Verification.EXACT
+    """Return whether rows may draw on their own: mode `exact`, no log-probabilities or grammar."""
     is_free = session.grammar is None and session.num_logprobs is None
-    return is_exact and is_free and not (sampling.logit_bias or sampling.depends_on_prefix)
+    return session.verification is Verification.EXACT and is_free
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:

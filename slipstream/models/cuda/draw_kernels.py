@@ -8,7 +8,7 @@ from torch import Tensor
 from slipstream.core.verify.distribution import MASS_UNITS
 from slipstream.core.verify.draws import NO_TOKEN
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
-from slipstream.models.cuda.draws import draw, truncate
+from slipstream.models.cuda.draws import draw, edit, truncate
 from slipstream.models.cuda.kernels import launch
 
 _FIRST, _SECOND = (tl.constexpr(signed(factor or 0)) for _, factor in ROUNDS[:2])
@@ -74,6 +74,23 @@ def _find_tokens(tops, scores, tokens, out, PARTS: tl.constexpr):
     token = tl.min(tl.where(score == tl.max(score, 0), tl.load(tokens + part), 2147483647), 0)
     is_there = (top > float("-inf")) & (top < float("inf"))
     tl.store(out + tl.program_id(0), tl.where(is_there, token, _NO_TOKEN).to(tl.int64))
+
+
+@triton.jit
+def _edit(logits, ranges, edits, scores, size, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the edits of a range of a row: all blocks but those of other programs."""
+    row, step = tl.program_id(0), tl.num_programs(1) * BLOCK
+    start, stop = tl.load(ranges + 4 * row + FIRST), tl.load(ranges + 4 * row + FIRST + 1)
+    for first in range(start + tl.program_id(1) * BLOCK, stop, step):
+        own = first + tl.arange(0, BLOCK)
+        mask = own < stop
+        place = row.to(tl.int64) * size + tl.load(edits + 4 * own, mask=mask, other=0)
+        bias = tl.load(edits + 4 * own + 1, mask=mask, other=0).to(tl.float32, bitcast=True)
+        penalty = tl.load(edits + 4 * own + 2, mask=mask, other=1).to(tl.float32, bitcast=True)
+        added = tl.load(edits + 4 * own + 3, mask=mask, other=0).to(tl.float32, bitcast=True)
+        logit = tl.load(logits + place, mask=mask, other=0.0).to(tl.float32) + bias
+        logit = tl.where(logit < 0, logit * penalty, tl.div_rn(logit, penalty)) + added
+        tl.store(scores + place, logit, mask=mask)
 
 
 @triton.jit
@@ -202,6 +219,17 @@ def draw_tokens(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:
     launch(_find_bests, (num_rows, _PARTS), logits, *given, BLOCK=1024, PARTS=_PARTS)
     launch(_find_tokens, (num_rows,), tops, scores, tokens, out, PARTS=_PARTS)
     return out
+
+
+@edit.register_kernel("cuda")
+def edit_rows(logits: Tensor, ranges: Tensor, edits: Tensor) -> Tensor:
+    """See `edit`. Products are rounded before something is added."""
+    num_rows, size = logits.shape
+    scores = logits.to(torch.float32, copy=True)
+    for first in (0, 2):
+        given = (logits, ranges, edits, scores, size)
+        launch(_edit, (num_rows, 8), *given, FIRST=first, BLOCK=256, enable_fp_fusion=False)
+    return scores
 
 
 @truncate.register_kernel("cuda")

@@ -4,13 +4,14 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.core.verify.distribution import MASS_UNITS
+from slipstream.core.verify.distribution import MASS_UNITS, Edits
 from slipstream.core.verify.draws import NO_TOKEN
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
 from slipstream.models.kv.batch import Draw
@@ -49,6 +50,29 @@ def _(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.int64)
 
 
+@torch.library.custom_op("slipstream::edit", mutates_args=(), device_types="cpu")
+def edit(logits: Tensor, ranges: Tensor, edits: Tensor) -> Tensor:
+    """Return the logits [R, V] fp32 with the changes of `core.verify.distribution.Edits`.
+
+    `ranges` [R, 4] int32 are two ranges of each row among the `edits` [n, 4] int32, by their first
+    and the one behind their last; the second range counts where both change a token.
+    """
+    index = torch.arange(len(edits), device=edits.device)
+    biases, penalties, added = edits[:, 1:].contiguous().view(torch.float32).T
+    out = torch.nn.functional.pad(logits.float(), (0, 1))  # a column for what is in no range
+    own = logits.float()[:, edits[:, 0].long()] + biases
+    own = torch.where(own < 0, own * penalties, own / penalties) + added
+    for start, stop in ranges.T.reshape(2, 2, -1, 1):
+        is_in = (start <= index) & (index < stop)
+        out = out.scatter(1, torch.where(is_in, edits[:, 0], logits.shape[1]).long(), own)
+    return out[:, :-1].contiguous()
+
+
+@edit.register_fake
+def _(logits: Tensor, ranges: Tensor, edits: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
 @torch.library.custom_op("slipstream::truncate", mutates_args=(), device_types="cpu")
 def truncate(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor) -> Tensor:
     """Return the scores [R, V] fp32 of `core.verify.distribution.SamplingDistribution`, -inf for
@@ -79,29 +103,45 @@ def _(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor) -> Ten
 def pack_draws(draws: Sequence[Draw], size: int) -> NDArray[np.int32]:
     """Return the numbers of draws, padded to `size` ones: `draw_packed` reads them; the last
     `size` are the draws' indices."""
-    packed, num = np.zeros(9 * size, np.int32), len(draws)
+    packed, num = np.zeros(13 * size, np.int32), len(draws)
     samplings = [draw.sampling for draw in draws]
     limits = [(own.top_p, math.log(own.min_p) if own.min_p else -math.inf) for own in samplings]
     packed[: 4 * num].view(np.float64).reshape(num, 2)[:] = limits
-    heats = packed[4 * size : 4 * size + num].view(np.float32)
+    packed[4 * size : 4 * (size + num)].reshape(num, 4)[:] = _ranges(draws)
+    heats = packed[8 * size : 8 * size + num].view(np.float32)
     heats[:] = [own.temperature for own in samplings]
     most = 2**31 - 1
-    packed[5 * size : 5 * size + num] = [min(own.top_k or most, most) for own in samplings]
-    packed[6 * size : 6 * size + 2 * num] = [key for draw in draws for key in draw.keys]
-    packed[8 * size : 8 * size + num] = [draw.index for draw in draws]
+    packed[9 * size : 9 * size + num] = [min(own.top_k or most, most) for own in samplings]
+    packed[10 * size : 10 * size + 2 * num] = [key for draw in draws for key in draw.keys]
+    packed[12 * size : 12 * size + num] = [draw.index for draw in draws]
     return packed
 
 
-def draw_packed(logits: Tensor, packed: Tensor, *, is_truncated: bool) -> Tensor:
+def all_edits(draws: Sequence[Draw]) -> list[Edits]:
+    """Return each table of edits once, in the order of the draws."""
+    return list({id(edits): edits for draw in draws for edits in draw.edits}.values())
+
+
+def _ranges(draws: Sequence[Draw]) -> list[list[int]]:
+    """Return each draw's ranges of the edits that all have."""
+    tables = all_edits(draws)
+    ends = list(accumulate(map(len, tables), initial=0))
+    ranges = {id(edits): ends[place : place + 2] for place, edits in enumerate(tables)}
+    own = ([end for edits in draw.edits for end in ranges[id(edits)]] for draw in draws)
+    return [[*both, 0, 0, 0, 0][:4] for both in own]
+
+
+def draw_packed(logits: Tensor, packed: Tensor, edits: Tensor | None = None) -> Tensor:
     """Return each row's token [R] as `draw` does; `packed` are the `pack_draws` of as many rows as
-    `logits` [R, V] have. Top-k, top-p and min-p count where `is_truncated`."""
+    `logits` [R, V] have. Without `edits` [n, 4] int32, those of all rows, nothing else counts."""
     size = len(logits)
-    heat = packed[4 * size : 5 * size].view(torch.float32)
-    if is_truncated:
+    heat = packed[8 * size : 9 * size].view(torch.float32)
+    if edits is not None:
+        logits = edit(logits, packed[4 * size : 8 * size].view(size, 4), edits)
         limits = packed[: 4 * size].view(torch.float64).view(size, 2)
-        logits = truncate(logits, heat, packed[5 * size : 6 * size], limits)
+        logits = truncate(logits, heat, packed[9 * size : 10 * size], limits)
         heat = heat.sign()  # scores are over the temperature already
-    tokens: Tensor = draw(logits, heat, packed[6 * size : 8 * size].view(size, 2))
+    tokens: Tensor = draw(logits, heat, packed[10 * size : 12 * size].view(size, 2))
     return tokens
 
 

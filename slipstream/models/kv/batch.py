@@ -8,6 +8,7 @@ from typing import Any
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
 from slipstream.core.types import SamplingParams
+from slipstream.core.verify.distribution import Edits
 from slipstream.models.kv.cache import KvCache
 
 
@@ -123,6 +124,8 @@ class Draw:
     index: int
     sampling: SamplingParams
     keys: tuple[int, int]
+    edits: tuple[Edits, ...] = ()
+    """Up to two, of which the second counts where both change a token; rows may share them."""
 
 
 @dataclass(frozen=True, slots=True)

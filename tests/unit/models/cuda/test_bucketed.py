@@ -146,7 +146,19 @@ def test_more_tokens_than_any_shape_has_are_computed_without_capture():
     expected = plain.forward([other])[0]
     np.testing.assert_allclose(drawn.hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
     assert drawn.tokens == plain.logits(expected).argmax(-1).tolist()
-    assert [*model.decoder.replay._entries] == [(16, False), (4, False)]  # draws alone
+    assert [*model.decoder.replay._entries] == [(16, True), (4, True)]  # draws alone
+
+
+def test_more_edits_than_there_is_room_for_are_applied_in_parts():
+    model = few_rows(shaped())
+    part = Part(model.open_in(model.pool(1)), tiny.tokens(4))
+    banned = np.zeros((tiny.VOCAB, 4), np.int32)
+    banned[:, 0] = range(tiny.VOCAB)
+    banned.view(np.float32)[:, 2:] = 1, -np.inf
+    sampling, left = SamplingParams(), (7, 2, 9, 5)
+    draws = [Draw(at, sampling, (0, 0), (np.delete(banned, left[at], 0),)) for at in range(4)]
+    assert sum(len(draw.edits[0]) for draw in draws) > len(model.decoder._edits)
+    assert tuple(model.draw([part], draws).tokens) == left
 
 
 def test_memory_of_captures_is_accounted():

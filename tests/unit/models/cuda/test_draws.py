@@ -13,11 +13,11 @@ from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
-from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_drawn
+from slipstream.core.verify.draws import NO_TOKEN, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import draw, draw_packed, pack_draws, truncate
+from slipstream.models.cuda.draws import all_edits, draw, draw_packed, pack_draws, truncate
 from slipstream.models.cuda.graphs import Replay
-from slipstream.models.kv.batch import Draw
+from slipstream.verifying.decision import draws_of
 
 VOCAB = 300
 PLAIN = [{"temperature": heat} for heat in (0.0, 0.05, 0.7, 1.0, 1.9)]
@@ -26,6 +26,12 @@ TRUNCATED = [
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 1.9, "min_p": 0.1},
     {"temperature": 1.3, "top_k": 40, "top_p": 0.5, "min_p": 0.02},
+]
+EDITED = [
+    {"logit_bias": ((5, 2.5), (7, -100.0))},
+    {"repetition_penalty": 1.3, "min_tokens": 2},
+    {"temperature": 0.9, "presence_penalty": 0.7, "frequency_penalty": -0.4, "min_tokens": 9},
+    {"temperature": 1.0, "repetition_penalty": 0.8, "top_p": 0.9, "logit_bias": ((3, 4.0),)},
 ]
 
 
@@ -48,31 +54,30 @@ def planted(tree, rng, logits):
     for node in range(-1, len(tree)):
         for child in tree.children(node):
             if rng.random() < 0.7:
-                logits[node + 1, tree.tokens[child]] += 8
+                logits[node + 1, tree.tokens[child]] += 12
     return logits
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("params", PLAIN + TRUNCATED)
+@pytest.mark.parametrize("params", PLAIN + TRUNCATED + EDITED)
 def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params):
     rng, lengths, replay = random.Random(7), set(), Replay(torch.device("cuda"))
     for round_id in range(25):
         sampling = SamplingParams(**params, seed=rng.randrange(2**64))
-        prefix = [rng.randrange(VOCAB) for _ in range(1 + rng.randrange(40))]
-        session = Session("s", len(prefix), 100, sampling)
+        prefix = [rng.randrange(VOCAB) for _ in range(2 + rng.randrange(40))]
+        ends = frozenset(rng.sample(range(VOCAB), 40))
+        session = Session("s", len(prefix) - round_id % 2, 100, sampling, stop_token_ids=ends)
         tree = tree_of(rng, rng.randrange(12))
         noise = torch.Generator().manual_seed(round_id)
         logits = planted(tree, rng, torch.randn(len(tree) + 1, VOCAB, generator=noise))
         stats = (NodeStats(0.5, 0.5, 1.0),) * len(tree)
         expected = verify(session, prefix, Proposal(tree, stats), lambda at: logits[at + 1].numpy())  # noqa: B023
-        depths = (0, *tree.depths())
-        keys = [draw_keys(sampling, len(prefix) + depth) for depth in depths]
-        packed = pack_draws([Draw(0, sampling, own) for own in keys], len(keys))
-        (tokens,) = replay.run(
-            len(keys),
-            lambda *given: (draw_packed(*given, is_truncated=params in TRUNCATED),),
-            (logits, torch.from_numpy(packed)),
-        )
+        draws = draws_of(session, prefix, tree, 0)
+        given = [logits, torch.from_numpy(pack_draws(draws, len(draws)))]
+        if params not in PLAIN:
+            edits = np.concatenate([np.zeros((0, 4), np.int32), *all_edits(draws)])
+            given.append(torch.from_numpy(np.resize(edits, (2000, 4))))
+        (tokens,) = replay.run(len(draws), lambda *given: (draw_packed(*given),), given)
         assert walk_drawn(tree, tokens.tolist()) == expected
         lengths.add(len(expected.nodes))
     assert len(lengths) > 2
@@ -105,17 +110,9 @@ def test_a_row_without_a_distribution_has_no_token_and_is_an_error_of_walks_that
         walk_drawn(TokenTree.chain([tokens[0]]), tokens)
 
 
-FITTING = ({}, *TRUNCATED, {"top_k": 5, "top_p": 0.5})
-OTHER = [{f"{kind}_penalty": at} for kind, at in (("repetition", 1.1), ("presence", 0.1))]
-OTHER += [{"frequency_penalty": 0.1}, {"logit_bias": ((1, 1.0),)}]
-
-
-@pytest.mark.parametrize("changes", [*FITTING, *OTHER])
-def test_only_distributions_of_logits_alone_fit_and_only_exact_verification(changes):
-    session = Session("s", 1, 1, SamplingParams(**changes))
-    for mode in Verification:
-        is_exact = mode is Verification.EXACT
-        fits = fits_device(replace(session, verification=mode))
-        assert fits is (changes in FITTING and is_exact)
+@pytest.mark.parametrize("mode", Verification)
+def test_only_exact_verification_without_grammar_and_log_probabilities_fits(mode):
+    session = Session("s", 1, 1, SamplingParams(**EDITED[3]), mode)
+    assert fits_device(session) is (mode is Verification.EXACT)
     assert not fits_device(replace(session, num_logprobs=0))
     assert not fits_device(replace(session, grammar=Grammar(GrammarKind.REGEX, "a")))

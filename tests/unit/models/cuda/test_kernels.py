@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slipstream.core.tree import TokenTree
-from slipstream.models.cuda.draws import draw, truncate
+from slipstream.models.cuda.draws import draw, edit, truncate
 from slipstream.models.cuda.layers import add_norm, gate, place
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
@@ -165,6 +165,19 @@ def test_truncated_rows_are_those_of_a_cpu_bit_by_bit():
         assert 0 < len(expected[-1].isfinite().nonzero()) < size
 
 
+def test_edited_rows_are_those_of_a_cpu_bit_by_bit():
+    logits, numbers = noise(3, 5000, dtype=torch.bfloat16), noise(2000, 3, seed=1).cpu().abs()
+    ids = [torch.randperm(5000, generator=torch.Generator().manual_seed(2))[:1000] for _ in "ab"]
+    edits = torch.column_stack([torch.cat(ids).int(), numbers.view(torch.int32)]).to(DEVICE)
+    ranges = [[0, 1000, 1000, 1007], [0, 0, 0, 0], [700, 1000, 1000, 2000]]
+    given = logits, torch.tensor(ranges, dtype=torch.int32, device=DEVICE), edits
+    expected = edit(*(own.cpu() for own in given))
+    assert torch.equal(draw_kernels.edit_rows(*given).cpu(), expected)
+    changed = (expected != logits.cpu()).sum(1).tolist()
+    assert changed[1] == 0
+    assert min(changed[0], changed[2]) > 900
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -173,12 +186,12 @@ from slipstream.models.cuda import draw_kernels, kernels
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
-DRAWS = ("find_tops", "find_bests", "find_tokens", "find_scores", "find_cuts", "leave_out")
+DRAWS = ("find_tops", "find_bests", "find_tokens", "find_scores", "find_cuts", "leave_out", "edit")
 INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths", "nums")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
-SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32}
+SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "FIRST": 2}
 WIDE = ("sums", "peaks", "totals", "tops", "scores", "masses", "cuts", "heats")
-NUMBERS |= {"limits": "*fp64", "lasts": "*i32"}
+NUMBERS |= {"limits": "*fp64"} | dict.fromkeys(("lasts", "ranges", "edits"), "*i32")
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype in ("bf16", "fp32"):
     sizes = {**SIZES, "WIDE": dtype == "fp32"}
