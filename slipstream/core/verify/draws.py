@@ -39,9 +39,8 @@ def is_softmax(sampling: SamplingParams) -> bool:
 
 
 def fits_device(session: Session) -> bool:
-    """Return whether rows may draw on their own: mode `exact`, no log-probabilities or grammar."""
-    is_free = session.grammar is None and session.num_logprobs is None
-    return session.verification is Verification.EXACT and is_free
+    """Return whether rows may draw on their own: mode `exact`, no log-probabilities."""
+    return session.verification is Verification.EXACT and session.num_logprobs is None
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:

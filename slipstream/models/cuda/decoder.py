@@ -8,16 +8,14 @@ temperature give the distribution.
 from collections.abc import Sequence
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.core.errors import CapacityError
 from slipstream.core.types import SamplingParams
-from slipstream.core.verify.draws import is_plain_softmax
 from slipstream.models.cuda.buckets import Buckets, fit, row_steps
-from slipstream.models.cuda.draws import all_edits, draw_packed, pack_draws
+from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws
 from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
@@ -50,8 +48,9 @@ class CudaDecoder(TorchDecoder):
         pages = round_up(context_length, BLOCK_SIZE) // BLOCK_SIZE
         self.buckets = Buckets(row_steps(_MAX_ROWS, self.rule), pages, self._tile)
         self._pools: WeakSet[KvPool] = WeakSet()
-        num_edits = 2 * model.config.get_text_config().vocab_size  # any token, by both of a row's
-        self._edits = torch.zeros(num_edits, 4, dtype=torch.int32, device=layout.device)
+        # Scores take more memory than logits.
+        most, vocab_size = self.buckets.rows[-1] // 4, model.config.get_text_config().vocab_size
+        self._tables = DrawTables(most, vocab_size, layout.device)
         self._num_heads: int = model.config.get_text_config().num_attention_heads
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
@@ -65,7 +64,7 @@ class CudaDecoder(TorchDecoder):
         makes, and the outputs of each."""
         attended = 4 * self._num_heads * SPANS * (self._layout.head_dim + 2)
         num_outputs = sum(shape.rows for shape in self.buckets)
-        kept = self._edits.nbytes + num_outputs * output_bytes
+        kept = self._tables.num_bytes + num_outputs * output_bytes
         return self.buckets.rows[-1] * (row_bytes + attended) + kept
 
     @torch.inference_mode()
@@ -105,11 +104,8 @@ class CudaDecoder(TorchDecoder):
 
     def _drawn(self, hidden: Tensor, draws: Sequence[Draw]) -> list[int]:
         """Return the tokens behind some of the states [n, d]."""
-        tables = all_edits(draws)
-        is_plain = not tables and all(is_plain_softmax(draw.sampling) for draw in draws)
-        most = self.buckets.rows[-1] // (1 if is_plain else 4)  # scores take more memory
-        if sum(map(len, tables)) > len(self._edits):
-            most = len(draws) // 2
+        tables = None if all(is_plain(draw) for draw in draws) else self._tables
+        most = tables.num_fitting(draws) if tables else self.buckets.rows[-1]
         if len(draws) > most:
             return self._drawn(hidden, draws[:most]) + self._drawn(hidden, draws[most:])
         size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
@@ -117,13 +113,12 @@ class CudaDecoder(TorchDecoder):
         values = torch.empty(len(packed), dtype=torch.int32, device=hidden.device)
         send(torch.from_numpy(packed), values)
         if tables:
-            edits = torch.from_numpy(np.concatenate(tables))
-            send(edits, self._edits[: len(edits)])
+            tables.send(draws)
 
         def body(wanted: Tensor, values: Tensor) -> tuple[Tensor]:
-            edits = None if is_plain else self._edits
-            return (draw_packed(self._head(wanted), values, edits),)
+            return (draw_packed(self._head(wanted), values, tables),)
 
-        (tokens,) = self.replay.run((size, is_plain), body, (hidden[values[-size:]], values))
+        key = (size, tables is None)
+        (tokens,) = self.replay.run(key, body, (hidden[values[-size:]], values))
         found: list[int] = tokens[: len(draws)].tolist()
         return found

@@ -77,20 +77,42 @@ def _find_tokens(tops, scores, tokens, out, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _edit(logits, ranges, edits, scores, size, FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the edits of a range of a row: all blocks but those of other programs."""
+def _is_allowed(masks, row, num_bytes, ids, mask):
+    """Whether tokens have a bit in a row of `masks`."""
+    bits = tl.load(masks + row.to(tl.int64) * num_bytes + (ids >> 3), mask=mask, other=0)
+    return ((bits.to(tl.int32) >> (ids & 7)) & 1) != 0
+
+
+@triton.jit
+def _mask_out(logits, masks, places, scores, size, num_bytes, BLOCK: tl.constexpr):
+    """The logits of a block of a row, -inf where its mask has no bit."""
+    row, ids = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place, mask = row.to(tl.int64) * size + ids, ids < size
+    own = tl.load(logits + place, mask=mask, other=0.0).to(tl.float32)
+    is_in = _is_allowed(masks, tl.load(places + row), num_bytes, ids, mask)
+    tl.store(scores + place, tl.where(is_in, own, float("-inf")), mask=mask)
+
+
+@triton.jit
+def _edit(
+    logits, masks, places, scores, ranges, edits, size, num_bytes,
+    FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the edits of a range of a row, in turn with other programs, where its mask has bits."""
     row, step = tl.program_id(0), tl.num_programs(1) * BLOCK
     start, stop = tl.load(ranges + 4 * row + FIRST), tl.load(ranges + 4 * row + FIRST + 1)
     for first in range(start + tl.program_id(1) * BLOCK, stop, step):
         own = first + tl.arange(0, BLOCK)
         mask = own < stop
-        place = row.to(tl.int64) * size + tl.load(edits + 4 * own, mask=mask, other=0)
+        ids = tl.load(edits + 4 * own, mask=mask, other=0)
         bias = tl.load(edits + 4 * own + 1, mask=mask, other=0).to(tl.float32, bitcast=True)
         penalty = tl.load(edits + 4 * own + 2, mask=mask, other=1).to(tl.float32, bitcast=True)
         added = tl.load(edits + 4 * own + 3, mask=mask, other=0).to(tl.float32, bitcast=True)
+        place = row.to(tl.int64) * size + ids
         logit = tl.load(logits + place, mask=mask, other=0.0).to(tl.float32) + bias
         logit = tl.where(logit < 0, logit * penalty, tl.div_rn(logit, penalty)) + added
-        tl.store(scores + place, logit, mask=mask)
+        is_in = _is_allowed(masks, tl.load(places + row), num_bytes, ids, mask)
+        tl.store(scores + place, logit, mask=mask & is_in)
 
 
 @triton.jit
@@ -222,13 +244,17 @@ def draw_tokens(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:
 
 
 @edit.register_kernel("cuda")
-def edit_rows(logits: Tensor, ranges: Tensor, edits: Tensor) -> Tensor:
+def edit_rows(
+    logits: Tensor, ranges: Tensor, edits: Tensor, places: Tensor, masks: Tensor
+) -> Tensor:
     """See `edit`. Products are rounded before something is added."""
-    num_rows, size = logits.shape
-    scores = logits.to(torch.float32, copy=True)
+    (num_rows, size), num_bytes = logits.shape, masks.shape[1]
+    scores = torch.empty_like(logits, dtype=torch.float32)
+    grid, given = (num_rows, triton.cdiv(size, 1024)), (logits, masks, places, scores)
+    launch(_mask_out, grid, *given, size, num_bytes, BLOCK=1024)
     for first in (0, 2):
-        given = (logits, ranges, edits, scores, size)
-        launch(_edit, (num_rows, 8), *given, FIRST=first, BLOCK=256, enable_fp_fusion=False)
+        own = (*given, ranges, edits, size, num_bytes)
+        launch(_edit, (num_rows, 8), *own, FIRST=first, BLOCK=256, enable_fp_fusion=False)
     return scores
 
 

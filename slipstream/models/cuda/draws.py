@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.core.verify.distribution import MASS_UNITS, Edits
-from slipstream.core.verify.draws import NO_TOKEN
+from slipstream.core.verify.draws import NO_TOKEN, is_plain_softmax
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
+from slipstream.models.cuda.graphs import send
 from slipstream.models.kv.batch import Draw
 
 _LOW = 2**32 - 1
@@ -51,25 +52,29 @@ def _(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("slipstream::edit", mutates_args=(), device_types="cpu")
-def edit(logits: Tensor, ranges: Tensor, edits: Tensor) -> Tensor:
-    """Return the logits [R, V] fp32 with the changes of `core.verify.distribution.Edits`.
+def edit(logits: Tensor, ranges: Tensor, edits: Tensor, places: Tensor, masks: Tensor) -> Tensor:
+    """Return the logits [R, V] fp32 with the changes of `core.verify.distribution.Edits`, -inf for
+    tokens that a mask does not allow.
 
     `ranges` [R, 4] int32 are two ranges of each row among the `edits` [n, 4] int32, by their first
-    and the one behind their last; the second range counts where both change a token.
+    and the one behind their last; the second range counts where both change a token. `places` [R]
+    int32 are the rows' masks among the `masks` [m, V / 8] uint8.
     """
-    index = torch.arange(len(edits), device=edits.device)
+    size, index = logits.shape[1], torch.arange(len(edits), device=edits.device)
     biases, penalties, added = edits[:, 1:].contiguous().view(torch.float32).T
     out = torch.nn.functional.pad(logits.float(), (0, 1))  # a column for what is in no range
     own = logits.float()[:, edits[:, 0].long()] + biases
     own = torch.where(own < 0, own * penalties, own / penalties) + added
     for start, stop in ranges.T.reshape(2, 2, -1, 1):
         is_in = (start <= index) & (index < stop)
-        out = out.scatter(1, torch.where(is_in, edits[:, 0], logits.shape[1]).long(), own)
-    return out[:, :-1].contiguous()
+        out = out.scatter(1, torch.where(is_in, edits[:, 0], size).long(), own)
+    ids = torch.arange(size, device=edits.device)
+    is_allowed = masks[places.long()][:, ids >> 3] >> (ids & 7) & 1
+    return out[:, :-1].masked_fill(is_allowed == 0, -torch.inf)
 
 
 @edit.register_fake
-def _(logits: Tensor, ranges: Tensor, edits: Tensor) -> Tensor:
+def _(logits: Tensor, ranges: Tensor, edits: Tensor, places: Tensor, masks: Tensor) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.float32)
 
 
@@ -103,7 +108,7 @@ def _(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor) -> Ten
 def pack_draws(draws: Sequence[Draw], size: int) -> NDArray[np.int32]:
     """Return the numbers of draws, padded to `size` ones: `draw_packed` reads them; the last
     `size` are the draws' indices."""
-    packed, num = np.zeros(13 * size, np.int32), len(draws)
+    packed, num = np.zeros(14 * size, np.int32), len(draws)
     samplings = [draw.sampling for draw in draws]
     limits = [(own.top_p, math.log(own.min_p) if own.min_p else -math.inf) for own in samplings]
     packed[: 4 * num].view(np.float64).reshape(num, 2)[:] = limits
@@ -113,31 +118,67 @@ def pack_draws(draws: Sequence[Draw], size: int) -> NDArray[np.int32]:
     most = 2**31 - 1
     packed[9 * size : 9 * size + num] = [min(own.top_k or most, most) for own in samplings]
     packed[10 * size : 10 * size + 2 * num] = [key for draw in draws for key in draw.keys]
-    packed[12 * size : 12 * size + num] = [draw.index for draw in draws]
+    has_mask = np.array([draw.mask is not None for draw in draws])
+    packed[12 * size : 12 * size + num] = has_mask.cumsum() * has_mask
+    packed[13 * size : 13 * size + num] = [draw.index for draw in draws]
     return packed
 
 
-def all_edits(draws: Sequence[Draw]) -> list[Edits]:
+def _tables(draws: Sequence[Draw]) -> list[Edits]:
     """Return each table of edits once, in the order of the draws."""
     return list({id(edits): edits for draw in draws for edits in draw.edits}.values())
 
 
 def _ranges(draws: Sequence[Draw]) -> list[list[int]]:
     """Return each draw's ranges of the edits that all have."""
-    tables = all_edits(draws)
+    tables = _tables(draws)
     ends = list(accumulate(map(len, tables), initial=0))
     ranges = {id(edits): ends[place : place + 2] for place, edits in enumerate(tables)}
     own = ([end for edits in draw.edits for end in ranges[id(edits)]] for draw in draws)
     return [[*both, 0, 0, 0, 0][:4] for both in own]
 
 
-def draw_packed(logits: Tensor, packed: Tensor, edits: Tensor | None = None) -> Tensor:
+class DrawTables:
+    """Memory on a device for what changes the logits of up to `num_rows` rows: their edits, and
+    their masks, the first of which allows all tokens."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: str) -> None:
+        self.num_rows = num_rows
+        self.edits = torch.zeros(2 * vocab_size, 4, dtype=torch.int32, device=device)
+        shape = (1 + num_rows, -(-vocab_size // 8))
+        self.masks = torch.full(shape, 255, dtype=torch.uint8, device=device)
+        self.num_bytes = self.edits.nbytes + self.masks.nbytes
+
+    def num_fitting(self, draws: Sequence[Draw]) -> int:
+        """Return how many of the draws to do at once."""
+        has_room = sum(map(len, _tables(draws))) <= len(self.edits)
+        return min(len(draws) if has_room else len(draws) // 2, self.num_rows)
+
+    def send(self, draws: Sequence[Draw]) -> None:
+        """Bring edits and masks to the device, without waiting."""
+        if tables := _tables(draws):
+            edits = torch.from_numpy(np.concatenate(tables))
+            send(edits, self.edits[: len(edits)])
+        if masks := [draw.mask for draw in draws if draw.mask is not None]:
+            own = torch.zeros(len(masks), self.masks.shape[1], dtype=torch.uint8)
+            for row, mask in zip(own, masks, strict=True):
+                row[: len(mask)] = torch.from_numpy(mask)
+            send(own, self.masks[1 : 1 + len(own)])
+
+
+def is_plain(draw: Draw) -> bool:
+    """Return whether nothing but the temperature stands between logits and distribution."""
+    return not draw.edits and draw.mask is None and is_plain_softmax(draw.sampling)
+
+
+def draw_packed(logits: Tensor, packed: Tensor, tables: DrawTables | None = None) -> Tensor:
     """Return each row's token [R] as `draw` does; `packed` are the `pack_draws` of as many rows as
-    `logits` [R, V] have. Without `edits` [n, 4] int32, those of all rows, nothing else counts."""
+    `logits` [R, V] have, and `tables` have their edits and masks; without them all are plain."""
     size = len(logits)
     heat = packed[8 * size : 9 * size].view(torch.float32)
-    if edits is not None:
-        logits = edit(logits, packed[4 * size : 8 * size].view(size, 4), edits)
+    if tables is not None:
+        ranges, places = packed[4 * size : 8 * size].view(size, 4), packed[12 * size : 13 * size]
+        logits = edit(logits, ranges, tables.edits, places, tables.masks)
         limits = packed[: 4 * size].view(torch.float64).view(size, 2)
         logits = truncate(logits, heat, packed[9 * size : 10 * size], limits)
         heat = heat.sign()  # scores are over the temperature already

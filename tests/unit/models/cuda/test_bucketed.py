@@ -101,6 +101,7 @@ def test_what_follows_an_accepted_path_has_the_same_states():
 
 def few_rows(model):
     model.decoder.buckets = Buckets((1, 4, 16), 4, model.decoder.buckets.tile)
+    model.decoder._tables.num_rows = 4
     return model
 
 
@@ -157,7 +158,7 @@ def test_more_edits_than_there_is_room_for_are_applied_in_parts():
     banned.view(np.float32)[:, 2:] = 1, -np.inf
     sampling, left = SamplingParams(), (7, 2, 9, 5)
     draws = [Draw(at, sampling, (0, 0), (np.delete(banned, left[at], 0),)) for at in range(4)]
-    assert sum(len(draw.edits[0]) for draw in draws) > len(model.decoder._edits)
+    assert sum(len(draw.edits[0]) for draw in draws) > len(model.decoder._tables.edits)
     assert tuple(model.draw([part], draws).tokens) == left
 
 

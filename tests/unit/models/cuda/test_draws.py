@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from slipstream.core.errors import ModelError
-from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import NO_TOKEN, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import all_edits, draw, draw_packed, pack_draws, truncate
+from slipstream.models.cuda.draws import DrawTables, draw, draw_packed, pack_draws, truncate
 from slipstream.models.cuda.graphs import Replay
 from slipstream.verifying.decision import draws_of
 
@@ -48,6 +47,21 @@ def tree_of(rng, size):
     return TokenTree(tuple(tokens), tuple(parents))
 
 
+class Form:
+    """Outputs go on with any token, or with those of the remainders 0 to 3 of 7 by their sum."""
+
+    def __init__(self, is_free):
+        self._is_free = is_free
+
+    def allowed(self, output):
+        if self._is_free(output):
+            return None
+        return np.array([token for token in range(VOCAB - 9) if (token + sum(output)) % 7 < 4])
+
+
+FORMS = [None, Form(lambda output: False), Form(lambda output: sum(output) % 2)]
+
+
 def planted(tree, rng, logits):
     """Logits that like what the tree proposes, so that walks go somewhere; ties included."""
     logits = (logits * 2).round() / 2
@@ -59,9 +73,11 @@ def planted(tree, rng, logits):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("params", PLAIN + TRUNCATED + EDITED)
-def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params):
+def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params, form):
     rng, lengths, replay = random.Random(7), set(), Replay(torch.device("cuda"))
+    tables = DrawTables(12, VOCAB, "cuda") if form or params not in PLAIN else None
     for round_id in range(25):
         sampling = SamplingParams(**params, seed=rng.randrange(2**64))
         prefix = [rng.randrange(VOCAB) for _ in range(2 + rng.randrange(40))]
@@ -71,13 +87,13 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params):
         noise = torch.Generator().manual_seed(round_id)
         logits = planted(tree, rng, torch.randn(len(tree) + 1, VOCAB, generator=noise))
         stats = (NodeStats(0.5, 0.5, 1.0),) * len(tree)
-        expected = verify(session, prefix, Proposal(tree, stats), lambda at: logits[at + 1].numpy())  # noqa: B023
-        draws = draws_of(session, prefix, tree, 0)
-        given = [logits, torch.from_numpy(pack_draws(draws, len(draws)))]
-        if params not in PLAIN:
-            edits = np.concatenate([np.zeros((0, 4), np.int32), *all_edits(draws)])
-            given.append(torch.from_numpy(np.resize(edits, (2000, 4))))
-        (tokens,) = replay.run(len(draws), lambda *given: (draw_packed(*given),), given)
+        row = lambda node: logits[node + 1].numpy()  # noqa: B023, E731
+        expected = verify(session, prefix, Proposal(tree, stats), row, constraint=form)
+        draws = draws_of(session, prefix, tree, constraint=form)
+        given = logits, torch.from_numpy(pack_draws(draws, len(draws)))
+        if tables:
+            tables.send(draws)
+        (tokens,) = replay.run(len(draws), lambda *given: (draw_packed(*given, tables),), given)
         assert walk_drawn(tree, tokens.tolist()) == expected
         lengths.add(len(expected.nodes))
     assert len(lengths) > 2
@@ -111,8 +127,7 @@ def test_a_row_without_a_distribution_has_no_token_and_is_an_error_of_walks_that
 
 
 @pytest.mark.parametrize("mode", Verification)
-def test_only_exact_verification_without_grammar_and_log_probabilities_fits(mode):
+def test_only_exact_verification_without_log_probabilities_fits(mode):
     session = Session("s", 1, 1, SamplingParams(**EDITED[3]), mode)
     assert fits_device(session) is (mode is Verification.EXACT)
     assert not fits_device(replace(session, num_logprobs=0))
-    assert not fits_device(replace(session, grammar=Grammar(GrammarKind.REGEX, "a")))
