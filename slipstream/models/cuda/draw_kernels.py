@@ -78,7 +78,7 @@ def _find_tokens(tops, scores, tokens, out, PARTS: tl.constexpr):
 
 @triton.jit
 def _is_allowed(masks, row, num_bytes, ids, mask):
-    """Whether tokens have a bit in a row of `masks`."""
+    """Return whether tokens have a bit in a row of `masks`."""
     bits = tl.load(masks + row.to(tl.int64) * num_bytes + (ids >> 3), mask=mask, other=0)
     return ((bits.to(tl.int32) >> (ids & 7)) & 1) != 0
 
@@ -190,18 +190,17 @@ def _cut(scores, masses, size, high, limit, COUNTS: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _find_cuts(
-    heats, nums, limits, tops, scores, masses, cuts, lasts, size, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """The score of a row from which on its tokens are in, and the last id that is at that score."""
+def _leave_out(
+    heats, nums, limits, tops, scores, masses, size, BLOCK: tl.constexpr, PARTS: tl.constexpr
+):
+    """Have a row be -inf where its tokens are left out."""
     row = tl.program_id(0)
     heat, num, top_p = tl.load(heats + row), tl.load(nums + row), tl.load(limits + 2 * row)
     top = tl.max(tl.load(tops + row * PARTS + tl.arange(0, PARTS)), 0)
     scores, masses = scores + row.to(tl.int64) * size, masses + row.to(tl.int64) * size
-    cut, last = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32) + size
     if (heat != 0) & (top > float("-inf")) & (top < float("inf")):
         best = tl.where(heat == 1, top, 0.0)
+        cut, last = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32) + size
         if num < size:
             cut, last = _cut(scores, masses, size, best, num.to(tl.int64), True, BLOCK)
         if top_p < 1:
@@ -214,20 +213,11 @@ def _find_cuts(
             limit = tl.ceil(top_p * tl.sum(sums, 0).to(tl.float64)).to(tl.int64)
             cut, last = _cut(scores, masses, size, best, limit, False, BLOCK)
         least = (best.to(tl.float64) + tl.load(limits + 2 * row + 1)).to(tl.float32)
-        last = tl.where(least > cut, size, last)
-        cut = tl.maximum(cut, least)
-    tl.store(cuts + row, cut)
-    tl.store(lasts + row, last)
-
-
-@triton.jit
-def _leave_out(scores, cuts, lasts, size, BLOCK: tl.constexpr):
-    """Have a block of a row be -inf where its tokens are out."""
-    row, ids = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    cut, given = tl.load(cuts + row), scores + row.to(tl.int64) * size + ids
-    score = tl.load(given, mask=ids < size, other=float("-inf"))
-    is_out = (score < cut) | ((score == cut) & (ids > tl.load(lasts + row)))
-    tl.store(given, float("-inf"), mask=(ids < size) & is_out)
+        for first in range(0, size, BLOCK):
+            ids = first + tl.arange(0, BLOCK)
+            score = tl.load(scores + ids, mask=ids < size, other=float("inf"))
+            is_out = (score < tl.maximum(cut, least)) | ((score == cut) & (ids > last))
+            tl.store(scores + ids, float("-inf"), mask=is_out)
 
 
 @draw.register_kernel("cuda")
@@ -264,12 +254,10 @@ def truncate_rows(logits: Tensor, heats: Tensor, nums: Tensor, limits: Tensor) -
     num_rows, size = logits.shape
     span, tops = _tops(logits)
     scores, masses = (torch.empty_like(logits, dtype=torch.float32) for _ in range(2))
-    cuts, lasts = torch.empty_like(heats), torch.empty_like(nums)
     given = (heats, limits, tops, scores, masses, size, span)
     launch(_find_scores, (num_rows, _PARTS), logits, *given, BLOCK=1024, PARTS=_PARTS)
-    found = (nums, limits, tops, scores, masses, cuts, lasts, size)
-    launch(_find_cuts, (num_rows,), heats, *found, BLOCK=4096, PARTS=_PARTS, num_warps=16)
-    launch(_leave_out, (num_rows, triton.cdiv(size, 1024)), scores, cuts, lasts, size, BLOCK=1024)
+    own = (nums, limits, tops, scores, masses, size)
+    launch(_leave_out, (num_rows,), heats, *own, BLOCK=4096, PARTS=_PARTS, num_warps=16)
     return scores
 
 

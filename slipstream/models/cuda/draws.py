@@ -73,11 +73,6 @@ def edit(logits: Tensor, ranges: Tensor, edits: Tensor, places: Tensor, masks: T
     return out[:, :-1].masked_fill(is_allowed == 0, -torch.inf)
 
 
-@edit.register_fake
-def _(logits: Tensor, ranges: Tensor, edits: Tensor, places: Tensor, masks: Tensor) -> Tensor:
-    return logits.new_empty(logits.shape, dtype=torch.float32)
-
-
 @torch.library.custom_op("slipstream::truncate", mutates_args=(), device_types="cpu")
 def truncate(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor) -> Tensor:
     """Return the scores [R, V] fp32 of `core.verify.distribution.SamplingDistribution`, -inf for
@@ -100,8 +95,9 @@ def truncate(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor)
     return scores.masked_fill(~is_in.gather(-1, ids.argsort(-1)), -torch.inf)
 
 
+@edit.register_fake
 @truncate.register_fake
-def _(logits: Tensor, temperatures: Tensor, nums: Tensor, limits: Tensor) -> Tensor:
+def _(logits: Tensor, *_: Tensor) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.float32)
 
 

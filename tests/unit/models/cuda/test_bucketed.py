@@ -25,6 +25,7 @@ from support.models import tiny
 pytestmark = pytest.mark.gpu
 NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
 SAMPLED = SamplingParams(temperature=0.9)
+TRUNCATED = SamplingParams(temperature=0.9, top_p=0.9)
 LENGTHS = (130, 5, 260, 127, 1)
 
 
@@ -111,9 +112,8 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
     model.decoder.prepare(pool)
     captured = set(model.decoder.replay._entries)
     assert len(captured) == 5 + 3 + 2  # rows by sessions, draws, and those of fewer rows
-    for tree, num, top_p in itertools.product(NODES, (1, 3), (1.0, 0.9)):
+    for tree, num, sampling in itertools.product(NODES, (1, 3), (SAMPLED, TRUNCATED)):
         parts = [Part(model.open_in(pool), tiny.tokens(2, seed=at), tree) for at in range(num)]
-        sampling = SamplingParams(temperature=0.9, top_p=top_p)
         draws = [Draw(index, sampling, (index, 7)) for index in range(num * (2 + len(tree)))]
         hidden = model.draw(parts, draws).hidden.cpu()
         others = [Part(plain.open(9), part.pending, tree) for part in parts]
@@ -131,13 +131,15 @@ def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most):
         hf = tiny.hf_model(family, num_hidden_layers=num_layers, dtype=torch.bfloat16).cuda()
         model = causal_model(hf)
         cache = model.open_in(model.pool(1))
-        model.draw([Part(cache, [1, 2])], [Draw(1, SAMPLED, (1, 2))])
+        for sampling in (SAMPLED, TRUNCATED):
+            model.draw([Part(cache, [1, 2])], [Draw(1, sampling, (1, 2))])
         entries = model.decoder.replay._entries.values()
         nums.append([entry.replay.__self__.num_kernels for entry in entries])
-    (fewer, _), (more, drawn) = nums
+    (_, fewer, _), (drawn, more, truncated) = nums  # the last used is last
     assert more - fewer <= most
     assert fewer <= 2 * most + 14  # positions, and the last norm
     assert drawn == 1 + 3  # the head
+    assert truncated == drawn + 3 + 1 + 3  # edits, heats, and what is left out
 
 
 def test_more_tokens_than_any_shape_has_are_computed_without_capture():

@@ -191,13 +191,12 @@ from slipstream.models.cuda import draw_kernels, kernels
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
-DRAWS = ("find_tops", "find_bests", "find_tokens", "find_scores", "find_cuts", "leave_out", "edit")
-DRAWS += ("mask_out",)
+DRAWS = ("find_tops", "find_bests", "find_tokens", "mask_out", "edit", "find_scores", "leave_out")
 INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths", "nums")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
 SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "FIRST": 2}
-WIDE = ("sums", "peaks", "totals", "tops", "scores", "masses", "cuts", "heats")
-NUMBERS |= {"limits": "*fp64"} | dict.fromkeys(("lasts", "ranges", "edits", "places"), "*i32")
+WIDE = ("sums", "peaks", "totals", "tops", "scores", "masses", "heats")
+NUMBERS |= {"limits": "*fp64"} | dict.fromkeys(("ranges", "edits", "places"), "*i32")
 NUMBERS |= {"num_bytes": "i32", "masks": "*u8"}
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype in ("bf16", "fp32"):
