@@ -11,6 +11,7 @@ from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
@@ -45,7 +46,7 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     decided = [
         (entry.request, end) for entry, end in zip(batch, ends, strict=True) if entry.is_last
     ]
-    if not (model.draws_on_device and any(_is_drawn(request) for request, _ in decided)):
+    if not (model.draws_on_device and any(fits_device(request.session) for request, _ in decided)):
         hidden, slots = model.forward(parts)
         _add_prompt_logprobs(model, hidden, batch)
         return slots, _by_logits(model, hidden, decided)
@@ -138,14 +139,10 @@ def _part(entry: ScheduledRequest) -> Part:
     return Part(request.cache, request.tokens[start : start + entry.num_pending], tree)
 
 
-def _is_drawn(request: TargetRequest) -> bool:
-    return fits_device(request.session)
-
-
 def _draws(request: TargetRequest, end: int) -> list[Draw]:
     tree, first = request.proposal.tree, end - 1 - request.num_nodes
     with suppress(SlipstreamError):
-        if _is_drawn(request):
+        if fits_device(request.session):
             constraint = request.held.constraint
             return draws_of(request.session, request.tokens, tree, first, constraint)
     return []
@@ -163,11 +160,12 @@ def draws_of(
     Raises what `Constraint.allowed` does.
     """
     sampling, depths = session.sampling, (0, *tree.depths())
-    paths = [[tree.tokens[step] for step in tree.path(node)] for node in range(len(tree))]
+    nodes = range(len(tree) if constraint or sampling.depends_on_prefix else 0)
+    paths = [[tree.tokens[step] for step in tree.path(node)] for node in nodes]
     edits: list[tuple[Edits, ...]] = [()] * len(depths)
     if sampling.logit_bias or sampling.depends_on_prefix:
-        nodes = paths if sampling.depends_on_prefix else ()
-        base, *others = distribution_of(session, None).edits(prefix, nodes)
+        below = paths if sampling.depends_on_prefix else ()
+        base, *others = distribution_of(session, None).edits(prefix, below)
         edits = [(base,)] * len(depths)
         edits[1 : 1 + len(others)] = [(base, own) for own in others]
     masks: list[Mask | None] = [None] * len(depths)
@@ -184,11 +182,11 @@ def _masks(
 ) -> list[Mask | None]:
     """Return the mask of what may follow an output, and each node; of nothing at nodes that no walk
     reaches."""
-    counts: list[Ids | None] = []
+    flags: list[NDArray[np.bool_] | None] = []
     for parent, path in zip((None, *tree.parents), ((), *paths), strict=True):
-        above = None if parent is None else counts[parent + 1]
+        above = None if parent is None else flags[parent + 1]
         ids: Ids | None = np.zeros(0, np.int64)
         if above is None or (path[-1] < len(above) and above[path[-1]]):
             ids = constraint.allowed([*output, *path])
-        counts.append(None if ids is None else np.bincount(ids))
-    return [None if own is None else np.packbits(own, bitorder="little") for own in counts]
+        flags.append(None if ids is None else np.bincount(ids) > 0)
+    return [None if own is None else np.packbits(own, bitorder="little") for own in flags]

@@ -1,4 +1,4 @@
-"""Draws from a softmax: by a device for all rows at once, or among few tokens.
+"""Draws by a device for all rows at once, or from a softmax among few tokens.
 
 The token of a position then depends on its row alone: a device draws for all rows
 (`models/cuda/draws.py`), and the walk follows one vector of tokens; native code finds the few

@@ -109,7 +109,7 @@ class CudaDecoder(TorchDecoder):
         if len(draws) > most:
             return self._drawn(hidden, draws[:most]) + self._drawn(hidden, draws[most:])
         size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
-        packed = pack_draws(draws, size)
+        packed = pack_draws(draws, size, are_plain=tables is None)
         values = torch.empty(len(packed), dtype=torch.int32, device=hidden.device)
         send(torch.from_numpy(packed), values)
         if tables:

@@ -101,22 +101,23 @@ def _(logits: Tensor, *_: Tensor) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.float32)
 
 
-def pack_draws(draws: Sequence[Draw], size: int) -> NDArray[np.int32]:
+def pack_draws(draws: Sequence[Draw], size: int, *, are_plain: bool) -> NDArray[np.int32]:
     """Return the numbers of draws, padded to `size` ones: `draw_packed` reads them; the last
     `size` are the draws' indices."""
     packed, num = np.zeros(14 * size, np.int32), len(draws)
     samplings = [draw.sampling for draw in draws]
-    limits = [(own.top_p, math.log(own.min_p) if own.min_p else -math.inf) for own in samplings]
-    packed[: 4 * num].view(np.float64).reshape(num, 2)[:] = limits
-    packed[4 * size : 4 * (size + num)].reshape(num, 4)[:] = _ranges(draws)
     heats = packed[8 * size : 8 * size + num].view(np.float32)
     heats[:] = [own.temperature for own in samplings]
-    most = 2**31 - 1
-    packed[9 * size : 9 * size + num] = [min(own.top_k or most, most) for own in samplings]
     packed[10 * size : 10 * size + 2 * num] = [key for draw in draws for key in draw.keys]
-    has_mask = np.array([draw.mask is not None for draw in draws])
-    packed[12 * size : 12 * size + num] = has_mask.cumsum() * has_mask
     packed[13 * size : 13 * size + num] = [draw.index for draw in draws]
+    if not are_plain:
+        limits = [(own.top_p, math.log(own.min_p) if own.min_p else -math.inf) for own in samplings]
+        packed[: 4 * num].view(np.float64).reshape(num, 2)[:] = limits
+        packed[4 * size : 4 * (size + num)].reshape(num, 4)[:] = _ranges(draws)
+        most = 2**31 - 1
+        packed[9 * size : 9 * size + num] = [min(own.top_k or most, most) for own in samplings]
+        has_mask = np.array([draw.mask is not None for draw in draws])
+        packed[12 * size : 12 * size + num] = has_mask.cumsum() * has_mask
     return packed
 
 

@@ -90,7 +90,7 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params, form):
         row = lambda node: logits[node + 1].numpy()  # noqa: B023, E731
         expected = verify(session, prefix, Proposal(tree, stats), row, constraint=form)
         draws = draws_of(session, prefix, tree, constraint=form)
-        given = logits, torch.from_numpy(pack_draws(draws, len(draws)))
+        given = logits, torch.from_numpy(pack_draws(draws, len(draws), are_plain=tables is None))
         if tables:
             tables.send(draws)
         (tokens,) = replay.run(len(draws), lambda *given: (draw_packed(*given, tables),), given)
