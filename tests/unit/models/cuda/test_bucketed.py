@@ -1,7 +1,6 @@
 """Forwards of fixed shapes over pages compute what forwards without shapes do; shapes are few."""
 
 import itertools
-import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,20 +28,6 @@ TRUNCATED = SamplingParams(temperature=0.9, top_p=0.9)
 LENGTHS = (130, 5, 260, 127, 1)
 
 
-def tree_of(seed, size):
-    """Paths that leave the first one at every depth."""
-    rng = random.Random(seed)
-    tokens, parents, taken = [], [], set()
-    for node in range(size):
-        parent, token = rng.randrange(-1, node), rng.randrange(1, tiny.VOCAB)
-        if (parent, token) in taken:
-            parent = node - 1
-        taken.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
-
-
 def shaped(family="llama"):
     return causal_model(tiny.hf_model(family).to("cuda"), engine="cuda")
 
@@ -61,21 +46,21 @@ def parts_on_scattered_pages(model, trees, pending=2):
     return [Part(*given) for given in zip(caches, ends, trees, strict=True)]
 
 
-def chain_of(seed, size):
+def chain_of(size, seed):
     return TokenTree.chain(tiny.tokens(size, seed=seed))
 
 
-def leaves_of(seed, size):
+def leaves_of(size, seed):
     chain = tiny.tokens(size, seed=seed)
     parents = [*range(-1, size - 1), *range(-1, size - 1)]
     return TokenTree((*chain, *(token % (tiny.VOCAB - 1) + 1 for token in chain)), tuple(parents))
 
 
 @pytest.mark.parametrize(
-    ("family", "make"), [("llama", chain_of), ("qwen3", leaves_of), ("phi3", tree_of)]
+    ("family", "make"), [("llama", chain_of), ("qwen3", leaves_of), ("phi3", tiny.tree_of)]
 )
 def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
-    trees = [make(seed, 3 + 4 * seed) for seed in range(len(LENGTHS))]
+    trees = [make(3 + 4 * seed, seed) for seed in range(len(LENGTHS))]
     plain, model = tiny.causal(family), shaped(family)
     expected, places = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)
@@ -86,7 +71,7 @@ def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
 
 
 def test_what_follows_an_accepted_path_has_the_same_states():
-    tree = tree_of(3, 9)
+    tree = tiny.tree_of(9, 3)
     states = []
     for model in (tiny.causal(), shaped()):
         parts = parts_on_scattered_pages(model, [tree] * len(LENGTHS))
@@ -173,7 +158,7 @@ def test_memory_of_captures_is_accounted():
 
 
 def test_captured_forwards_in_bfloat16_compute_what_the_host_does():
-    trees = [tree_of(seed, 9) for seed in range(len(LENGTHS))]
+    trees = [tiny.tree_of(9, seed) for seed in range(len(LENGTHS))]
     plain = causal_model(tiny.hf_model(dtype=torch.bfloat16))
     model = causal_model(tiny.hf_model(dtype=torch.bfloat16).cuda())
     expected = torch.tensor(plain.forward(parts_on_scattered_pages(plain, trees))[0])

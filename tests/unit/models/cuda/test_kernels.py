@@ -21,18 +21,13 @@ from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
 from slipstream.models.torch.packing import pack
 from slipstream.models.torch.paged import attend, num_places, unpack
+from support.models import tiny
 
 kernels = pytest.importorskip("slipstream.models.cuda.kernels")
 draw_kernels = pytest.importorskip("slipstream.models.cuda.draw_kernels")
 attend_spans = kernels.attend_spans
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-
-def tree_of(size, seed):
-    rng = random.Random(seed)
-    parents = tuple(rng.randrange(-1, node) for node in range(size))
-    return TokenTree(tuple(range(size)), parents)
 
 
 class Sessions:
@@ -46,7 +41,7 @@ class Sessions:
         self.pool = KvPool(layout, count, buffers=TorchBuffers(DEVICE))
         layer = self.pool.layer(0)
         layer.copy_(torch.randn(layer.shape, generator=self._noise))
-        self.fresh = torch.randn(len(layer), 64, size, generator=self._noise).to(layer)
+        self.fresh = torch.randn(len(layer), 66, size, generator=self._noise).to(layer)
         pages = self._rng.sample(range(count), count)
         self.caches = []
         for length in lengths:
@@ -85,7 +80,7 @@ CASES = [
 def test_attention_is_what_float64_computes(lengths, nodes, group, heads, size, dtype):
     sessions = Sessions(lengths, group=group, heads=heads, size=size, dtype=dtype)
     parts = [
-        Part(cache, [1] * (1 + seed % 2), tree_of(nodes, seed))
+        Part(cache, [1] * (1 + seed % 2), tiny.tree_of(nodes, seed, 66))
         for seed, cache in enumerate(sessions.caches)
     ]
     query = sessions.query(sum(len(part.pending) + len(part.tree) for part in parts))
