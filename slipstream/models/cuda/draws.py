@@ -174,13 +174,21 @@ def draw_packed(logits: Tensor, packed: Tensor, tables: DrawTables | None = None
     size = len(logits)
     heat = packed[8 * size : 9 * size].view(torch.float32)
     if tables is not None:
-        ranges, places = packed[4 * size : 8 * size].view(size, 4), packed[12 * size : 13 * size]
-        logits = edit(logits, ranges, tables.edits, places, tables.masks)
-        limits = packed[: 4 * size].view(torch.float64).view(size, 2)
-        logits = truncate(logits, heat, packed[9 * size : 10 * size], limits)
+        logits = scores_of(logits, packed, tables)
         heat = heat.sign()  # scores are over the temperature already
     tokens: Tensor = draw(logits, heat, packed[10 * size : 12 * size].view(size, 2))
     return tokens
+
+
+def scores_of(logits: Tensor, packed: Tensor, tables: DrawTables) -> Tensor:
+    """Return the scores [R, V] fp32 of each row's distribution, -inf outside its support."""
+    size = len(logits)
+    ranges, places = packed[4 * size : 8 * size].view(size, 4), packed[12 * size : 13 * size]
+    logits = edit(logits, ranges, tables.edits, places, tables.masks)
+    heat, limits = packed[8 * size : 9 * size].view(torch.float32), packed[: 4 * size]
+    limits = limits.view(torch.float64).view(size, 2)
+    scores: Tensor = truncate(logits, heat, packed[9 * size : 10 * size], limits)
+    return scores
 
 
 def gumbel_rows(keys: Tensor, ids: Tensor) -> Tensor:

@@ -11,10 +11,17 @@ import torch
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
-from slipstream.core.verify.distribution import SamplingDistribution
+from slipstream.core.verify.distribution import SamplingDistribution, distribution_of, masses
 from slipstream.core.verify.draws import NO_TOKEN, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import DrawTables, draw, draw_packed, pack_draws, truncate
+from slipstream.models.cuda.draws import (
+    DrawTables,
+    draw,
+    draw_packed,
+    pack_draws,
+    scores_of,
+    truncate,
+)
 from slipstream.models.cuda.graphs import Replay
 from slipstream.verifying.decision import draws_of
 
@@ -101,19 +108,36 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params, form):
     assert len(lengths) > 2
 
 
-@pytest.mark.parametrize("params", TRUNCATED)
-@pytest.mark.parametrize("scale", [0.1, 1, 6])
-def test_truncated_scores_are_those_of_the_distribution_in_every_bit(params, scale):
-    sampling = SamplingParams(**params)
-    noise = torch.Generator().manual_seed(7)
-    logits = (torch.randn(6, 20_000, generator=noise) * scale).bfloat16()  # with ties
-    heats = torch.full((6,), sampling.temperature)
-    nums = torch.full((6,), sampling.top_k or 20_000, dtype=torch.int32)
-    least = math.log(sampling.min_p) if sampling.min_p else -math.inf
-    limits = torch.tensor([[sampling.top_p, least]] * 6, dtype=torch.float64)
-    found = truncate(logits, heats, nums, limits).numpy()
-    for own, scores in zip(logits.float().numpy(), found, strict=True):
-        assert np.array_equal(scores, SamplingDistribution(sampling, 1).scores(own, [1]))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("params", TRUNCATED + EDITED)
+@pytest.mark.parametrize(("size", "scale"), [(20_000, 6), (20_000, 1), (VOCAB, 1), (VOCAB, 0)])
+def test_the_scores_of_rows_are_those_of_the_distribution_in_every_bit(params, form, size, scale):
+    rng, noise = random.Random(5), torch.Generator().manual_seed(7)
+    prefix = [rng.randrange(NUM_COMMON) for _ in range(20)]
+    session = Session("s", 9, 100, SamplingParams(**params), stop_token_ids=frozenset({3, 8}))
+    tree = tree_of(rng, 9)
+    logits = (torch.randn(10, size, generator=noise) * scale).bfloat16()  # with ties
+    draws, tables = draws_of(session, prefix, tree, constraint=form), DrawTables(10, size, "cpu")
+    tables.send(draws)
+    packed = torch.from_numpy(pack_draws(draws, 10, are_plain=False))
+    found, distribution = scores_of(logits, packed, tables).numpy(), distribution_of(session, form)
+    for node in range(-1, len(tree)):
+        tokens = [*prefix, *(tree.tokens[step] for step in tree.path(node))]
+        mask = draws[node + 1].mask
+        if mask is None or len(mask):  # a walk may reach it
+            expected = distribution.scores(logits[node + 1].float().numpy(), tokens)
+            assert np.array_equal(found[node + 1], expected)
+
+
+def test_masses_in_whole_units_decide_at_the_border_of_top_p():
+    for step in range(1, 300):
+        logits = np.float32([0, -step / 64])
+        units = masses(logits)
+        sampling = SamplingParams(temperature=1, top_p=float(units[0] / units.sum(dtype=float)))
+        limits = torch.tensor([[sampling.top_p, -math.inf]], dtype=torch.float64)
+        given = torch.ones(1), torch.ones(1, dtype=torch.int32) * 9, limits
+        (found,) = truncate(torch.from_numpy(logits)[None], *given).numpy()
+        assert np.array_equal(found, SamplingDistribution(sampling, 1).scores(logits, [1]))
 
 
 @pytest.mark.parametrize("bad", [[-math.inf] * 9, [math.nan] * 9, [math.inf] + [0.0] * 8])
