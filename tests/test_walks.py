@@ -67,7 +67,8 @@ def test_a_sampling_option_is_in_all_places_of_its_walk(name):
     assert name in SamplingRequest.model_fields
     assert name in {option.name for option in options_of(SamplingFlags)}
     assert name in text_of("services/gateway/slipstream_gateway/sdk_options.py")
-    for path in ("docs/http.md", "tests/integration/test_lossless.py"):
+    tests = ("tests/integration/test_lossless.py", "tests/unit/models/cuda/test_draws.py")
+    for path in ("docs/http.md", *tests):
         assert re.search(f'[`"( ]{name}[`"=]', text_of(path))
 
 

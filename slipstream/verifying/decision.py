@@ -5,18 +5,25 @@ their logits. The rows of a request that is decided are its last pending token a
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import accumulate
+from contextlib import suppress
+from functools import cached_property, partial
+from itertools import accumulate, chain, islice
 from typing import Any
 
-from slipstream.core.tree import EMPTY, ROOT
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.errors import SlipstreamError
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.types import Session
+from slipstream.core.verify.distribution import Constraint, Edits, Paths, distribution_of
 from slipstream.core.verify.draws import FindContenders, draw_keys, fits_device, walk_drawn
 from slipstream.core.verify.likelihood import token_logprob
-from slipstream.core.verify.noise import Floats
+from slipstream.core.verify.noise import Floats, Ids
 from slipstream.core.verify.verify import verify
 from slipstream.core.verify.walk import Walk
 from slipstream.models.causal import CausalModel
-from slipstream.models.kv.batch import Draw, Part
+from slipstream.models.kv.batch import Draw, Mask, Part
 from slipstream.models.scorer import on_host
 from slipstream.verifying.request import ScheduledRequest, TargetRequest
 
@@ -39,27 +46,46 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     decided = [
         (entry.request, end) for entry, end in zip(batch, ends, strict=True) if entry.is_last
     ]
-    draws = list[Draw]()
-    if model.draws_on_device:
-        draws += [draw for request, end in decided for draw in _draws(request, end)]
-    if not draws:
+    if not (model.draws_on_device and any(fits_device(request.session) for request, _ in decided)):
         hidden, slots = model.forward(parts)
         _add_prompt_logprobs(model, hidden, batch)
         return slots, _by_logits(model, hidden, decided)
+    draws = _Draws(decided)
     drawn = model.draw(parts, draws)
     _add_prompt_logprobs(model, drawn.hidden, batch)
-    others = [(request, end) for request, end in decided if not _is_drawn(request)]
-    by_logits = iter(_by_logits(model, drawn.hidden, others))
-    decisions, start = list[Decision](), 0
-    for request, _ in decided:
-        if _is_drawn(request):
-            stop = start + 1 + request.num_nodes
-            tree, tokens = request.proposal.tree, drawn.tokens[start:stop]
-            decisions.append(partial(walk_drawn, tree, tokens))
-            start = stop
-        else:
-            decisions.append(next(by_logits))
+    both = list(zip(decided, draws.by_request, strict=True))
+    by_logits = iter(_by_logits(model, drawn.hidden, [one for one, own in both if not own]))
+    tokens = iter(drawn.tokens)
+    decisions = [
+        partial(walk_drawn, request.proposal.tree, list(islice(tokens, len(own))))
+        if own
+        else next(by_logits)
+        for (request, _), own in both
+    ]
     return drawn.places, decisions
+
+
+class _Draws(Sequence[Draw]):
+    """Draws of requests, made when they are first read: the device computes meanwhile."""
+
+    def __init__(self, decided: Sequence[tuple[TargetRequest, int]]) -> None:
+        self._decided = decided
+
+    @cached_property
+    def by_request(self) -> list[list[Draw]]:
+        """Draws of each request; none where logits decide, or where its grammar can't be followed
+        to each node: what a walk does not reach is no error."""
+        return [_draws(request, end) for request, end in self._decided]
+
+    @cached_property
+    def _all(self) -> list[Draw]:
+        return list(chain.from_iterable(self.by_request))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all[index]
 
 
 def _add_prompt_logprobs(model: CausalModel, hidden: Any, batch: Batch) -> None:
@@ -113,17 +139,54 @@ def _part(entry: ScheduledRequest) -> Part:
     return Part(request.cache, request.tokens[start : start + entry.num_pending], tree)
 
 
-def _is_drawn(request: TargetRequest) -> bool:
-    return fits_device(request.session)
-
-
 def _draws(request: TargetRequest, end: int) -> list[Draw]:
-    if not _is_drawn(request):
-        return []
-    sampling, position = request.session.sampling, len(request.tokens)
-    first = end - 1 - request.num_nodes
-    depths = (0, *request.proposal.tree.depths())
+    tree, first = request.proposal.tree, end - 1 - request.num_nodes
+    with suppress(SlipstreamError):
+        if fits_device(request.session):
+            constraint = request.held.constraint
+            return draws_of(request.session, request.tokens, tree, first, constraint)
+    return []
+
+
+def draws_of(
+    session: Session,
+    prefix: Sequence[int],
+    tree: TokenTree,
+    first: int = 0,
+    constraint: Constraint | None = None,
+) -> list[Draw]:
+    """Return the draws behind a prefix, whose last token is input `first`, and behind each node.
+
+    Raises what `Constraint.allowed` does.
+    """
+    sampling, depths = session.sampling, (0, *tree.depths())
+    nodes = range(len(tree) if constraint or sampling.depends_on_prefix else 0)
+    paths = [[tree.tokens[step] for step in tree.path(node)] for node in nodes]
+    edits: list[tuple[Edits, ...]] = [()] * len(depths)
+    if sampling.logit_bias or sampling.depends_on_prefix:
+        below = paths if sampling.depends_on_prefix else ()
+        base, *others = distribution_of(session, None).edits(prefix, below)
+        edits = [(base,)] * len(depths)
+        edits[1 : 1 + len(others)] = [(base, own) for own in others]
+    masks: list[Mask | None] = [None] * len(depths)
+    if constraint is not None:
+        masks = _masks(constraint, prefix[session.num_prompt_tokens :], tree, paths)
+    keys = [draw_keys(sampling, len(prefix) + depth) for depth in depths]
     return [
-        Draw(first + row, sampling.temperature, draw_keys(sampling, position + depth))
-        for row, depth in enumerate(depths)
+        Draw(first + row, sampling, own, edits[row], masks[row]) for row, own in enumerate(keys)
     ]
+
+
+def _masks(
+    constraint: Constraint, output: Sequence[int], tree: TokenTree, paths: Paths
+) -> list[Mask | None]:
+    """Return the mask of what may follow an output, and each node; of nothing at nodes that no walk
+    reaches."""
+    flags: list[NDArray[np.bool_] | None] = []
+    for parent, path in zip((None, *tree.parents), ((), *paths), strict=True):
+        above = None if parent is None else flags[parent + 1]
+        ids: Ids | None = np.zeros(0, np.int64)
+        if above is None or (path[-1] < len(above) and above[path[-1]]):
+            ids = constraint.allowed([*output, *path])
+        flags.append(None if ids is None else np.bincount(ids) > 0)
+    return [None if own is None else np.packbits(own, bitorder="little") for own in flags]

@@ -2,10 +2,12 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 import torch
 
 from slipstream.client import AsyncClient
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
@@ -24,6 +26,7 @@ from support.models.rounds import plain, speculate
 SAMPLINGS = [
     SamplingParams(),
     SamplingParams(temperature=0.9, seed=5),
+    SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=8),
     SamplingParams(temperature=1.0, top_k=9, repetition_penalty=1.2, seed=6),
 ]
 PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
@@ -52,16 +55,29 @@ def test_the_output_is_that_of_plain_decoding_without_shapes(sampling, shape, pr
     assert out.num_drafted > 0
 
 
+class Short:
+    """Outputs have one token: what a walk does not reach can't be followed further."""
+
+    def allowed(self, output):
+        if output:
+            raise InvalidRequest("the output is too long")
+        return np.arange(tiny.VOCAB)
+
+    def forced(self, output):
+        return ()
+
+
 def batch_of(target):
     """Verifications of requests of every kind, one of them a part of a long prompt only."""
-    batch = []
+    batch, logprobs = [], [None, 2] * len(SAMPLINGS)
     for at, sampling in enumerate([*SAMPLINGS, *SAMPLINGS]):
         prompt = tiny.tokens(20 + 30 * at, seed=at)
         tree = TokenTree((3, 9, 4, 3), (-1, -1, 0, 1))
         proposal = Proposal(tree, (NodeStats(0.5, 0.5, 1.0),) * 4)
-        session = Session(str(at), len(prompt), 9, sampling)
+        session = Session(str(at), len(prompt), 9, sampling, num_logprobs=logprobs[at])
         request = TargetRequest(TokenSequence(session, prompt), proposal)
         target.begin(request)
+        request.held.constraint = Short() if at in (0, 4, 6) else None
         batch.append(ScheduledRequest(request, 50 if at == 2 else len(prompt)))
     return batch
 
@@ -76,12 +92,14 @@ def test_requests_of_every_kind_share_a_step(device):
         target.step(batch)
         (left,) = (request for request in requests if not request.is_done)
         target.step([ScheduledRequest(left, left.num_pending)])
-        verdicts.append([request.result().tokens for request in requests])
+        outcomes = [request.verdict or request.error for request in requests]
+        verdicts.append([getattr(outcome, "tokens", repr(outcome)) for outcome in outcomes])
+    assert {type(verdicts[0][at]) for at in (0, 4, 6)} == {str, tuple}
     assert verdicts[0] == verdicts[1]
 
 
 PROMPT = [5, 80, 6, 80, 6]
-SAMPLED = SamplingParams(temperature=1.0, seed=2)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=2)
 CHANGED = SamplingParams(temperature=0.7, top_k=20, repetition_penalty=1.2, seed=4)
 REQUESTS = [
     (SamplingParams(), {"shape": Shape.CAPE, "stop": StopPolicy.DECISION}, {}),

@@ -8,7 +8,7 @@ bf16, and an unstable order would make two replicas disagree.
 
 import math
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,8 +83,25 @@ def softmax(scores: NDArray[Any]) -> NDArray[Any]:
     return probs
 
 
+Edits = NDArray[np.int32]
+"""Changes of logits [n, 4], no token twice: its id, and as the bits of fp32 numbers what is added
+to its logit, what then divides it, or multiplies a negative one, and what is added at last."""
+Paths = Iterable[Sequence[int]]
 _FIRST_NUCLEUS = 64
 _NUCLEUS_GROWTH = 4
+MASS_UNITS = 2.0**35
+"""Units of the best token's mass: whole units have the same sum in any order."""
+_UNSURE = 2.0**-15
+"""Part of a mass by which sums in float32's precision may be wrong, and more."""
+Measure = Callable[[Floats], Floats]
+
+
+def masses(distances: Floats) -> Floats:
+    """Return the masses [n] fp32, in whole units, of tokens whose scores are `distances` [n] from
+    the best: sums of them in float64 are exact."""
+    probs = np.exp(distances, dtype=np.float64).astype(np.float32)
+    units: Floats = np.trunc(probs * np.float32(MASS_UNITS))
+    return units
 
 
 class SamplingDistribution:
@@ -151,29 +168,57 @@ class SamplingDistribution:
             best = 0.0
         return self._truncated(scores, best)
 
-    def _penalised(self, logits: Floats, prefix: Sequence[int]) -> Floats:
-        sampling = self._sampling
-        if not (sampling.logit_bias or sampling.depends_on_prefix):
-            return logits
-        scores = logits.copy()
-        if sampling.logit_bias:
-            tokens, biases = zip(*sampling.logit_bias, strict=True)
-            scores[list(tokens)] += np.array(biases, np.float32)
-        if sampling.repetition_penalty != 1:
-            _penalise_repetition_(scores, list(set(prefix)), sampling.repetition_penalty)
-        if (sampling.presence_penalty, sampling.frequency_penalty) != (0, 0):
-            self._penalise_output_(scores, prefix[self._num_prompt_tokens :])
-        if len(prefix) - self._num_prompt_tokens < sampling.min_tokens:
-            scores[self._ends] = -np.inf
-        return scores
+    def edits(self, prefix: Sequence[int], paths: Paths = ()) -> Iterator[Edits]:
+        """Yield what bias and penalties change behind `prefix`, and then what else they do behind
+        each of the `paths` of tokens below it."""
+        sampling, biases = self._sampling, dict(self._sampling.logit_bias)
+        is_counted = (sampling.presence_penalty, sampling.frequency_penalty) != (0, 0)
+        output = prefix[self._num_prompt_tokens :]
+        counts = Counter(output if is_counted else ())
+        seen = set(prefix if sampling.repetition_penalty != 1 else ())
+        yield self._edits(biases, seen, counts, len(output))
+        for path in paths:
+            tokens = {*path, *(self._ends if sampling.min_tokens else ())}
+            yield self._edits(
+                {token: biases.get(token, 0.0) for token in tokens},
+                {token for token in tokens if token in seen or (seen and token in path)},
+                Counter({token: counts[token] for token in tokens if counts[token]})
+                + Counter(path if is_counted else ()),
+                len(output) + len(path),
+            )
 
-    def _penalise_output_(self, scores: Floats, output: Sequence[int]) -> None:
-        counts = Counter(output)
-        penalties = [
-            -self._sampling.presence_penalty - self._sampling.frequency_penalty * count
-            for count in counts.values()
-        ]
-        scores[list(counts)] += np.array(penalties, np.float32)
+    def _edits(
+        self, biases: Mapping[int, float], seen: Set[int], counts: Mapping[int, int], size: int
+    ) -> Edits:
+        """Return the edits behind an output of so many tokens."""
+        sampling = self._sampling
+        banned = self._ends if size < sampling.min_tokens else []
+        ids = np.array(sorted({*biases, *seen, *counts, *banned}), np.int32)
+        edits = np.zeros((len(ids), 4), np.int32)
+        edits[:, 0] = ids
+        numbers = edits.view(np.float32)
+        numbers[:, 2] = 1
+        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+        columns: tuple[tuple[int, Collection[int], Any], ...] = (
+            (1, biases, list(biases.values())),
+            (2, seen, sampling.repetition_penalty),
+            (3, counts, [-presence - frequency * count for count in counts.values()]),
+            (3, banned, -np.inf),
+        )
+        for column, tokens, values in columns:
+            if tokens:
+                numbers[np.searchsorted(ids, list(tokens)), column] = values
+        return edits
+
+    def _penalised(self, logits: Floats, prefix: Sequence[int]) -> Floats:
+        if not (self._sampling.logit_bias or self._sampling.depends_on_prefix):
+            return logits
+        (edits,) = self.edits(prefix)
+        ids, (_, biases, penalties, added) = edits[:, 0], edits.view(np.float32).T
+        scores, own = logits.copy(), logits[ids] + biases
+        # Positive scores are divided, negative ones multiplied (Keskar et al. 2019).
+        scores[ids] = np.where(own < 0, own * penalties, own / penalties) + added
+        return scores
 
     def _truncated(self, scores: Floats, best: float) -> tuple[Floats, Ids | None]:
         sampling = self._sampling
@@ -207,25 +252,25 @@ def _dense(values: Floats, ids: Ids | None, size: int, filler: float) -> Floats:
     return dense
 
 
-def _nucleus(scores: Floats, ids: Ids | None, *, best: float, top_p: float) -> tuple[Floats, Ids]:
+def _nucleus(
+    scores: Floats, ids: Ids | None, *, best: float, top_p: float, measure: Measure = np.exp
+) -> tuple[Floats, Ids]:
     """The fewest best tokens whose mass reaches `top_p`; at least one.
 
     `scores` are in order already when `ids` are given. Else the best are selected, more and
-    more of them until the mass is reached; peaked distributions need one small selection.
+    more of them until the mass is reached; peaked distributions need one small selection. Masses
+    are those of `masses`, which are computed only where others don't decide.
     """
-    limit = top_p * np.exp(scores - best).sum(dtype=np.float64)
+    limit = top_p * measure(scores - best).sum(dtype=np.float64)
     size = len(scores)
     k = size if ids is not None else min(size, _FIRST_NUCLEUS)
     while True:
         values, order = (scores, ids) if ids is not None else ordered_top(scores, k)
-        mass = np.exp(values - best).cumsum(dtype=np.float64)
+        mass = measure(values - best).cumsum(dtype=np.float64)
         if k == size or mass[-1] >= limit:
             kept = 1 + np.count_nonzero(mass[:-1] < limit)
+            border = mass[max(kept - 2, 0) : kept]
+            if measure is not masses and np.abs(border - limit).min() < _UNSURE * limit:
+                return _nucleus(scores, ids, best=best, top_p=top_p, measure=masses)
             return values[:kept], order[:kept]
         k = min(size, k * _NUCLEUS_GROWTH)
-
-
-def _penalise_repetition_(scores: Floats, ids: list[int], penalty: float) -> None:
-    """Divide positive scores and multiply negative ones, once per token (Keskar et al. 2019)."""
-    seen = scores[ids]
-    scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)

@@ -1,4 +1,4 @@
-"""Draws from a softmax: by a device for all rows at once, or among few tokens.
+"""Draws by a device for all rows at once, or from a softmax among few tokens.
 
 The token of a position then depends on its row alone: a device draws for all rows
 (`models/cuda/draws.py`), and the walk follows one vector of tokens; native code finds the few
@@ -39,11 +39,8 @@ def is_softmax(sampling: SamplingParams) -> bool:
 
 
 def fits_device(session: Session) -> bool:
-    """Return whether rows may draw on their own: mode `exact`, no penalties, bias, truncation,
-    log-probabilities or grammar."""
-    is_exact = session.verification is Verification.EXACT
-    is_free = session.grammar is None and session.num_logprobs is None
-    return is_exact and is_free and is_softmax(session.sampling)
+    """Return whether rows may draw on their own: mode `exact`, no log-probabilities."""
+    return session.verification is Verification.EXACT and session.num_logprobs is None
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:

@@ -8,13 +8,13 @@ temperature give the distribution.
 from collections.abc import Sequence
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.buckets import Buckets, fit, row_steps
-from slipstream.models.cuda.draws import draw
+from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws
 from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
@@ -47,8 +47,10 @@ class CudaDecoder(TorchDecoder):
         pages = round_up(context_length, BLOCK_SIZE) // BLOCK_SIZE
         self.buckets = Buckets(row_steps(_MAX_ROWS, self.rule), pages, self._tile)
         self._pools: WeakSet[KvPool] = WeakSet()
-        num_heads: int = model.config.get_text_config().num_attention_heads
-        self._num_heads = num_heads // layout.num_ranks
+        text = model.config.get_text_config()
+        self._num_heads: int = text.num_attention_heads // layout.num_ranks
+        # Scores take more memory than logits.
+        self._tables = DrawTables(self.buckets.rows[-1] // 4, text.vocab_size, layout.device)
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         pool = super().new_pool(num_pages, scratch_rows)
@@ -61,14 +63,13 @@ class CudaDecoder(TorchDecoder):
         makes, and the outputs of each."""
         attended = 4 * self._num_heads * SPANS * (self._layout.head_dim + 2)
         num_outputs = sum(shape.rows for shape in self.buckets)
-        return self.buckets.rows[-1] * (row_bytes + attended) + num_outputs * output_bytes
+        kept = self._tables.num_bytes + num_outputs * output_bytes
+        return self.buckets.rows[-1] * (row_bytes + attended) + kept
 
     def pack(
         self, batch: Batch, draws: Sequence[Draw]
     ) -> tuple[PackedForward, tuple[PackedDraws, ...]]:
-        most = self.buckets.rows[-1]
-        parts = [draws[start : start + most] for start in range(0, len(draws), most)]
-        return pack(batch, self._tile, self.buckets.shape), tuple(map(self._packed, parts))
+        return pack(batch, self._tile, self.buckets.shape), self._packed(draws)
 
     @torch.inference_mode()
     def compute(
@@ -97,26 +98,32 @@ class CudaDecoder(TorchDecoder):
             zeros, tables = [0] * rows, [KvCache(pool, limit=0)] * rows
             sizes = [rows] if shape.sessions == 1 else [1] * rows
             batch = Batch(zeros, zeros, [slot] * rows, tables, zeros, [(slot,)] * rows, sizes)
-            self.forward(pool, batch, [Draw(row, 0.0, (0, 0)) for row in range(rows)])
+            for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_k=1)):
+                self.forward(pool, batch, [Draw(row, sampling, (0, 0)) for row in range(rows)])
 
-    def _packed(self, draws: Sequence[Draw]) -> PackedDraws:
+    def _packed(self, draws: Sequence[Draw]) -> tuple[PackedDraws, ...]:
+        if not draws:
+            return ()
+        are_plain = all(is_plain(draw) for draw in draws)
+        most = self.buckets.rows[-1] if are_plain else self._tables.num_fitting(draws)
+        if len(draws) > most:
+            return self._packed(draws[:most]) + self._packed(draws[most:])
         size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
-        packed = np.zeros(4 * size, np.int32)
-        packed[: len(draws)] = [draw.index for draw in draws]
-        packed[size : size + len(draws)].view(np.float32)[:] = [draw.temperature for draw in draws]
-        packed[2 * size : 2 * (size + len(draws))] = [key for draw in draws for key in draw.keys]
-        return PackedDraws(packed, len(draws))
+        values = pack_draws(draws, size, are_plain=are_plain)
+        return (PackedDraws(values, size, are_plain, tuple(draws)),)
 
-    def _drawn(self, hidden: Tensor, draws: PackedDraws) -> list[int]:
+    def _drawn(self, hidden: Tensor, packed: PackedDraws) -> list[int]:
         """Return the tokens behind some of the states [n, d]."""
-        size = len(draws.values) // 4
-        values = torch.empty(4 * size, dtype=torch.int32, device=hidden.device)
-        send(torch.from_numpy(draws.values), values)
+        values = torch.empty(len(packed.values), dtype=torch.int32, device=hidden.device)
+        send(torch.from_numpy(packed.values), values)
+        tables = None if packed.are_plain else self._tables
+        if tables:
+            tables.send(packed.draws)
 
         def body(wanted: Tensor, values: Tensor) -> tuple[Tensor]:
-            heat = values[size : 2 * size].view(torch.float32)
-            return (draw(self._head(wanted), heat, values[2 * size :].view(size, 2)),)
+            return (draw_packed(self._head(wanted), values, tables),)
 
-        (tokens,) = self.replay.run(size, body, (hidden[values[:size]], values))
-        found: list[int] = tokens[: draws.num].tolist()
+        key = (packed.size, packed.are_plain)
+        (tokens,) = self.replay.run(key, body, (hidden[values[-packed.size :]], values))
+        found: list[int] = tokens[: len(packed.draws)].tolist()
         return found

@@ -12,9 +12,9 @@ from slipstream.models.cuda.layers import LARGEST, LEAST, add_norm, gate, place,
 
 def launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **sizes: Any) -> None:
     """Launch a kernel on the device of its first argument. Sums of products are fused, as by
-    default until Triton 3.9."""
+    default until Triton 3.9, unless `sizes` say otherwise."""
     with torch.cuda.device_of(query):
-        kernel[grid](query, *given, **sizes, enable_fp_fusion=True)
+        kernel[grid](query, *given, **{"enable_fp_fusion": True, **sizes})
 
 
 @triton.jit

@@ -5,9 +5,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.types import SamplingParams
+from slipstream.core.verify.distribution import Edits
 from slipstream.models.kv.cache import KvCache
+
+Mask = NDArray[np.uint8]
+"""A bit for each token that is allowed, the lowest of a byte first; none behind the last byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +128,12 @@ class Draw:
     """Draw of the token behind input `index` of a forward: see `core.verify.draws`."""
 
     index: int
-    temperature: float
+    sampling: SamplingParams
     keys: tuple[int, int]
+    edits: tuple[Edits, ...] = ()
+    """Up to two, of which the second counts where both change a token; rows may share them."""
+    mask: Mask | None = None
+    """Tokens that are allowed; None: all are."""
 
 
 @dataclass(frozen=True, slots=True)

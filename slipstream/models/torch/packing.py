@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from slipstream.models.dtypes import Array
-from slipstream.models.kv.batch import Batch
+from slipstream.models.kv.batch import Batch, Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,13 @@ class PackedForward:
 
 @dataclass(frozen=True, slots=True)
 class PackedDraws:
-    """Draws of `num` tokens; `values` int32 [4 * size]: rows, temperatures in fp32, and keys."""
+    """Draws of `size` tokens with padding, the `values` of `cuda.draws.pack_draws`; plain ones are
+    drawn without tables. The `draws` are rank 0's alone."""
 
     values: Array
-    num: int
+    size: int
+    are_plain: bool
+    draws: tuple[Draw, ...]
 
 
 def pack(

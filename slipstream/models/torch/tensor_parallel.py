@@ -62,7 +62,7 @@ class CopySlots:
 
 @dataclass(frozen=True, slots=True)
 class RunForward:
-    """`TorchDecoder.compute`; the values of `packed` are rank 0's alone."""
+    """`TorchDecoder.compute`; the values of `packed` and the draws are rank 0's alone."""
 
     pool: int
     packed: PackedForward
@@ -137,7 +137,8 @@ class SplitDecoder:
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`."""
         packed, drawn = self._own.pack(batch, draws)
-        step = RunForward(self._numbers[pool], replace(packed, values=packed.values[:0]), drawn)
+        sent = replace(packed, values=packed.values[:0])
+        step = RunForward(self._numbers[pool], sent, tuple(replace(own, draws=()) for own in drawn))
         return self.together(step, lambda: self._own.compute(pool, packed, drawn))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """Small models with random weights, and token ids for text: no downloads, milliseconds each."""
 
+import random
 from typing import Any
 
 import torch
 import transformers
 
 from slipstream.core.row_costs import Offer
+from slipstream.core.tree import TokenTree
 from slipstream.models.causal import CausalModel
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import GlideConfig
@@ -110,6 +112,13 @@ def weights_of(model: GlideModel, vocab: torch.Tensor) -> GlideWeights:
 def tokens(count: int, seed: int = 0) -> list[int]:
     noise = torch.Generator().manual_seed(seed)
     return (1 + torch.randint(VOCAB - 1, (count,), generator=noise)).tolist()
+
+
+def tree_of(size: int, seed: int, vocab_size: int = VOCAB) -> TokenTree:
+    """Different tokens on paths that leave the first one at every depth."""
+    rng = random.Random(seed)
+    parents = tuple(rng.randrange(-1, node) for node in range(size))
+    return TokenTree(tuple(rng.sample(range(1, vocab_size), size)), parents)
 
 
 def whole(model: CausalModel, text: list[int]) -> Any:

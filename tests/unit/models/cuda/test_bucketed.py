@@ -1,7 +1,6 @@
 """Forwards of fixed shapes over pages compute what forwards without shapes do; shapes are few."""
 
 import itertools
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.buckets import Buckets, row_steps
 from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.decoder import RowRule
@@ -22,21 +22,9 @@ from support.models import tiny
 
 pytestmark = pytest.mark.gpu
 NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
+SAMPLED = SamplingParams(temperature=0.9)
+TRUNCATED = SamplingParams(temperature=0.9, top_p=0.9)
 LENGTHS = (130, 5, 260, 127, 1)
-
-
-def tree_of(seed, size):
-    """Paths that leave the first one at every depth."""
-    rng = random.Random(seed)
-    tokens, parents, taken = [], [], set()
-    for node in range(size):
-        parent, token = rng.randrange(-1, node), rng.randrange(1, tiny.VOCAB)
-        if (parent, token) in taken:
-            parent = node - 1
-        taken.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
 
 
 def shaped(family="llama"):
@@ -57,21 +45,21 @@ def parts_on_scattered_pages(model, trees, pending=2):
     return [Part(*given) for given in zip(caches, ends, trees, strict=True)]
 
 
-def chain_of(seed, size):
+def chain_of(size, seed):
     return TokenTree.chain(tiny.tokens(size, seed=seed))
 
 
-def leaves_of(seed, size):
+def leaves_of(size, seed):
     chain = tiny.tokens(size, seed=seed)
     parents = [*range(-1, size - 1), *range(-1, size - 1)]
     return TokenTree((*chain, *(token % (tiny.VOCAB - 1) + 1 for token in chain)), tuple(parents))
 
 
 @pytest.mark.parametrize(
-    ("family", "make"), [("llama", chain_of), ("qwen3", leaves_of), ("phi3", tree_of)]
+    ("family", "make"), [("llama", chain_of), ("qwen3", leaves_of), ("phi3", tiny.tree_of)]
 )
 def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
-    trees = [make(seed, 3 + 4 * seed) for seed in range(len(LENGTHS))]
+    trees = [make(3 + 4 * seed, seed) for seed in range(len(LENGTHS))]
     plain, model = tiny.causal(family), shaped(family)
     expected, places = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)
@@ -82,7 +70,7 @@ def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
 
 
 def test_what_follows_an_accepted_path_has_the_same_states():
-    tree = tree_of(3, 9)
+    tree = tiny.tree_of(9, 3)
     states = []
     for model in (tiny.causal(), shaped()):
         parts = parts_on_scattered_pages(model, [tree] * len(LENGTHS))
@@ -98,6 +86,7 @@ def test_what_follows_an_accepted_path_has_the_same_states():
 
 def few_rows(model):
     model.decoder.buckets = Buckets((1, 4, 16), 4, model.decoder.buckets.tile)
+    model.decoder._tables.num_rows = 4
     return model
 
 
@@ -106,10 +95,10 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
     pool = model.pool(8)
     model.decoder.prepare(pool)
     captured = set(model.decoder.replay._entries)
-    assert len(captured) == 5 + 3  # rows by sessions, and draws
-    for tree, num, heat in itertools.product(NODES, (1, 3), (0.0, 0.9)):
+    assert len(captured) == 5 + 3 + 2  # rows by sessions, draws, and those of fewer rows
+    for tree, num, sampling in itertools.product(NODES, (1, 3), (SAMPLED, TRUNCATED)):
         parts = [Part(model.open_in(pool), tiny.tokens(2, seed=at), tree) for at in range(num)]
-        draws = [Draw(2 * at, heat, (at, 7)) for at in range(num)]
+        draws = [Draw(index, sampling, (index, 7)) for index in range(num * (2 + len(tree)))]
         hidden = model.draw(parts, draws).hidden.cpu()
         others = [Part(plain.open(9), part.pending, tree) for part in parts]
         expected = np.concatenate([plain.forward([part])[0] for part in others])
@@ -131,23 +120,37 @@ def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most, is_scaled):
             scale_linears(hf, "cuda", head=hf.lm_head)
         model = causal_model(hf)
         cache = model.open_in(model.pool(1))
-        model.draw([Part(cache, [1, 2])], [Draw(1, 0.9, (1, 2))])
+        for sampling in (SAMPLED, TRUNCATED):
+            model.draw([Part(cache, [1, 2])], [Draw(1, sampling, (1, 2))])
         entries = model.decoder.replay._entries.values()
         nums.append([entry.replay.__self__.num_kernels for entry in entries])
-    (fewer, _), (more, drawn) = nums
+    (_, fewer, _), (drawn, more, truncated) = nums  # the last used is last
     assert more - fewer <= most
     assert fewer <= 2 * most + 14  # positions, and the last norm
     assert drawn == 1 + 3  # the head
+    assert truncated == drawn + 3 + 1 + 3  # edits, heats, and what is left out
 
 
 def test_more_tokens_than_any_shape_has_are_computed_without_capture():
     plain, text, model = tiny.causal(), tiny.tokens(20), few_rows(shaped())
     part, other = Part(model.open_in(model.pool(1)), text), Part(plain.open(20), text)
-    drawn = model.draw([part], [Draw(at, 0.0, (0, 0)) for at in range(20)])
+    drawn = model.draw([part], [Draw(at, SamplingParams(), (0, 0)) for at in range(20)])
     expected = plain.forward([other])[0]
     np.testing.assert_allclose(drawn.hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
     assert drawn.tokens == plain.logits(expected).argmax(-1).tolist()
-    assert [*model.decoder.replay._entries] == [16, 4]  # draws alone
+    assert [*model.decoder.replay._entries] == [(16, True), (4, True)]  # draws alone
+
+
+def test_more_edits_than_there_is_room_for_are_applied_in_parts():
+    model = few_rows(shaped())
+    part = Part(model.open_in(model.pool(1)), tiny.tokens(4))
+    banned = np.zeros((tiny.VOCAB, 4), np.int32)
+    banned[:, 0] = range(tiny.VOCAB)
+    banned.view(np.float32)[:, 2:] = 1, -np.inf
+    sampling, left = SamplingParams(), (7, 2, 9, 5)
+    draws = [Draw(at, sampling, (0, 0), (np.delete(banned, left[at], 0),)) for at in range(4)]
+    assert sum(len(draw.edits[0]) for draw in draws) > len(model.decoder._tables.edits)
+    assert tuple(model.draw([part], draws).tokens) == left
 
 
 def test_memory_of_captures_is_accounted():
@@ -159,7 +162,7 @@ def test_memory_of_captures_is_accounted():
 
 
 def test_captured_forwards_in_bfloat16_compute_what_the_host_does():
-    trees = [tree_of(seed, 9) for seed in range(len(LENGTHS))]
+    trees = [tiny.tree_of(9, seed) for seed in range(len(LENGTHS))]
     plain = causal_model(tiny.hf_model(dtype=torch.bfloat16))
     model = causal_model(tiny.hf_model(dtype=torch.bfloat16).cuda())
     expected = torch.tensor(plain.forward(parts_on_scattered_pages(plain, trees))[0])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from slipstream.core.tree import TokenTree
-from slipstream.models.cuda.draws import draw
+from slipstream.models.cuda.draws import draw, edit, truncate
 from slipstream.models.cuda.layers import (
     add_norm,
     attend_others,
@@ -30,6 +30,7 @@ from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
 from slipstream.models.torch.packing import pack
 from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of, unpack
+from support.models import tiny
 
 kernels = pytest.importorskip("slipstream.models.cuda.kernels")
 from slipstream.models.cuda import attention_kernels, chain_kernels, draw_kernels  # noqa: E402
@@ -37,12 +38,6 @@ from slipstream.models.cuda import attention_kernels, chain_kernels, draw_kernel
 attend_spans = attention_kernels.attend_spans
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-
-def tree_of(size, seed):
-    rng = random.Random(seed)
-    parents = tuple(rng.randrange(-1, node) for node in range(size))
-    return TokenTree(tuple(range(size)), parents)
 
 
 class Sessions:
@@ -56,7 +51,7 @@ class Sessions:
         self.pool = KvPool(layout, count, buffers=TorchBuffers(DEVICE))
         pages, layer = self.pool.take(count), self.pool.layer(0)
         layer.copy_(torch.randn(layer.shape, generator=self._noise))
-        self.fresh = torch.randn(len(layer), 64, size, generator=self._noise).to(layer)
+        self.fresh = torch.randn(len(layer), 66, size, generator=self._noise).to(layer)
         self._rng.shuffle(pages)
         self.caches = []
         for length in lengths:
@@ -94,7 +89,7 @@ CASES = [
 def test_attention_is_what_float64_computes(lengths, nodes, group, heads, size, dtype):
     sessions = Sessions(lengths, group=group, heads=heads, size=size, dtype=dtype)
     parts = [
-        Part(cache, [1] * (1 + seed % 2), tree_of(nodes, seed))
+        Part(cache, [1] * (1 + seed % 2), tiny.tree_of(nodes, seed, 66))
         for seed, cache in enumerate(sessions.caches)
     ]
     query = sessions.query(sum(len(part.pending) + len(part.tree) for part in parts))
@@ -214,6 +209,41 @@ def test_slots_of_chains_are_read_as_a_cpu_reads_them(width, size, num):
     assert numbers[[2, 4], 1].isnan().all()  # rows without numbers
 
 
+def test_truncated_rows_are_those_of_a_cpu_bit_by_bit():
+    heats = [0, 0.7, 1, 1.9, 0.2, 1, 1, 0.7, 1.0]
+    nums = [5, 2**31 - 1, 7, 1, 40, 2**31 - 1, 3, 90, 2**31 - 1]
+    least = [0, -math.inf, -math.inf, -2, -math.inf, -0.5, -1, -math.inf, -math.inf]
+    limits = list(zip([0.5, 0.9, 1, 0.8, 0.99, 1, 0.5, 0.01, 0.6], least, strict=True))
+    for num, size, decimals in ((9, 100, 1), (2, 10_000, 1), (9, 300, 9)):
+        logits = noise(num, size).round(decimals=decimals)  # with ties
+        logits[0, 3], logits[-1] = math.nan, 0
+        given = torch.tensor(heats[:num]), torch.tensor(nums[:num], dtype=torch.int32)
+        given = [*given, torch.tensor(limits[:num], dtype=torch.float64)]
+        given = [logits, *(own.to(DEVICE) for own in given)]
+        expected = truncate(*(own.cpu() for own in given))
+        found = draw_kernels.truncate_rows(*given).cpu()
+        assert torch.equal(found.nan_to_num(7.5), expected.nan_to_num(7.5))
+        assert 0 < len(expected[-1].isfinite().nonzero()) < size
+
+
+def test_edited_rows_are_those_of_a_cpu_bit_by_bit():
+    logits, numbers = noise(3, 5000, dtype=torch.bfloat16), noise(2000, 3, seed=1).cpu().abs()
+    ids = [torch.randperm(5000, generator=torch.Generator().manual_seed(2))[:1000] for _ in "ab"]
+    edits = torch.column_stack([torch.cat(ids).int(), numbers.view(torch.int32)]).to(DEVICE)
+    ranges = [[0, 1000, 1000, 1007], [0, 0, 0, 0], [700, 1000, 1000, 2000]]
+    given = [logits, torch.tensor(ranges, dtype=torch.int32, device=DEVICE), edits]
+    masks = torch.randint(256, (3, 625), generator=torch.Generator().manual_seed(3))
+    masks[0] = 255
+    given.append(torch.tensor([0, 0, 2], dtype=torch.int32, device=DEVICE))
+    given.append(masks.to(DEVICE, torch.uint8))
+    expected = edit(*(own.cpu() for own in given))
+    assert torch.equal(draw_kernels.edit_rows(*given).cpu(), expected)
+    changed = (expected != logits.cpu()).sum(1).tolist()
+    assert changed[1] == 0
+    assert changed[0] > 900
+    assert 2000 < expected[2].isfinite().sum() < 3000
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -224,18 +254,23 @@ NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64", "codes": "*fp8e4nv"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
 NUMBERS |= dict.fromkeys(("num_rules", "num", "width"), "i32") | {"columns": "*i32"}
 NUMBERS |= dict.fromkeys(("vocab", "steps"), "*i64") | dict.fromkeys(("first", "stats"), "*fp32")
-NUMBERS |= dict.fromkeys(("rules", "state", "into", "numbers"), "*fp64")
+NUMBERS |= dict.fromkeys(("rules", "state", "into", "numbers", "limits"), "*fp64")
+NUMBERS |= dict.fromkeys(("ranges", "edits", "places"), "*i32")
+NUMBERS |= {"num_bytes": "i32", "masks": "*u8"}
 NAMES = {
     attention_kernels: ("attend_spans", "add_spans"),
     kernels: ("add_norm", "place", "gate", "round"),
-    draw_kernels: ("find_tops", "find_bests", "find_tokens"),
+    draw_kernels: (
+        *("find_tops", "find_bests", "find_tokens", "mask_out"),
+        *("edit", "find_scores", "leave_out"),
+    ),
     chain_kernels: ("read_parts", "read_row"),
 }
-INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths")
+INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths", "nums")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
 SIZES |= {"ADDS": 8, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "NUM": 8, "SIZE": 256}
-SIZES |= {"LEAST": 1e-12, "LARGEST": 448.0}
-WIDE = ("scales", "sums", "peaks", "totals", "tops", "scores", "heats")
+SIZES |= {"LEAST": 1e-12, "LARGEST": 448.0, "FIRST": 2}
+WIDE = ("scales", "sums", "peaks", "totals", "tops", "scores", "masses", "heats")
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype, others in (("bf16", False), ("fp32", True), ("bf16", True)):
     sizes = {**SIZES, "WIDE": dtype == "fp32", "OTHERS": others}

@@ -63,13 +63,13 @@ def test_a_verification_has_the_shapes_and_types_of_the_model(name):
     config = MODELS[name][1]
     model = causal_model(large(name), numerics="fast")
     pool = model.pool(64)
-    parts, draws = [], []
+    parts, draws, sampling = [], [], SamplingParams(temperature=0.7, top_p=0.9)
     tree = TokenTree.chain(tiny.tokens(12))
     for at in range(2):
         cache = model.open_in(pool)
         model.prefill(cache, tiny.tokens(140))
         parts.append(Part(cache, [1], tree))
-        draws += [Draw(13 * at + row, 0.7, (at, row)) for row in range(13)]
+        draws += [Draw(13 * at + row, sampling, (at, row)) for row in range(13)]
     drawn = model.draw(parts, draws)
     assert drawn.hidden.shape == (2 * 13, config.hidden_size)
     assert drawn.hidden.dtype == torch.bfloat16
