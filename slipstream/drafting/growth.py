@@ -6,7 +6,7 @@ the steps of many sessions together.
 
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from slipstream.core.policy.profile import Profile
@@ -172,7 +172,7 @@ class Growth:
         session = self.session
         if self.chains is None or session.verification is not Verification.EXACT:
             return False
-        return self.chains.fits(session.sampling, stop, session.stop_token_ids)
+        return self.chains.fits(stop, session.stop_token_ids)
 
     def max_depth(self, plan: Plan) -> int:
         """Return the depth that plan and session allow."""
@@ -192,11 +192,14 @@ class Growth:
         chains, held, limit = self.chains, self.held, self.max_path(plan)
         assert chains is not None, "the caller has asked whether the chain fits"
         done = yield from self._catch_up(chains.max_new_tokens)
+        sampling = self.session.sampling
+        if sampling.top_k == 1:  # noise has no say
+            sampling = replace(sampling, temperature=0.0)
         ask = ChainRequest(
             held.state,
             self.tokens,
             self.view,
-            self.session.sampling,
+            sampling,
             stop,
             limit,
             max(count, self.least_candidates) if chains.keeps_nodes else count,

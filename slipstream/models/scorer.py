@@ -191,7 +191,11 @@ class ChainPosition:
 
 
 class Chains(Protocol):
-    """Computation of whole chains at once."""
+    """Computation of whole chains at once.
+
+    Candidates are ranked by logits and temperature alone: where a request truncates its
+    distribution, a chain may name a token that it leaves out.
+    """
 
     max_new_tokens: int
     """Tokens of a prefix that a chain takes in; the caller syncs more before."""
@@ -201,7 +205,7 @@ class Chains(Protocol):
     def prepare(self, pool: "KvPool") -> None:
         """See `Scorer.prepare`."""
 
-    def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
+    def fits(self, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed."""
 
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:

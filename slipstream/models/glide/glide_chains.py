@@ -11,7 +11,6 @@ from torch import Tensor
 
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Stop
-from slipstream.core.types import SamplingParams
 from slipstream.core.verify.draws import draw_keys
 from slipstream.models.cuda.buckets import fit, powers
 from slipstream.models.cuda.graphs import Replay, fetch, send
@@ -106,11 +105,7 @@ class _Pass:
 
 
 class GlideChains:
-    """Follows chains with a GliDe draft in fixed shapes, which `prepare` captures.
-
-    Candidates are ranked by logits and temperature: where a request truncates its distribution, a
-    chain may name a token that it leaves out.
-    """
+    """Follows chains with a GliDe draft in fixed shapes, which `prepare` captures."""
 
     max_new_tokens = 32
     keeps_nodes = False
@@ -139,7 +134,7 @@ class GlideChains:
         self._sizes = most, max(map(len, points))
         self._memories: dict[tuple[int, int], ChainMemory] = {}
 
-    def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
+    def fits(self, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed here: the policy is known, and few tokens end
         it."""
         return rule_of(stop) is not None and len(ends) <= MAX_ENDS

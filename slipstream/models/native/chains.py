@@ -7,8 +7,7 @@ import numpy as np
 
 from slipstream.core.draft.candidates import SHARPNESS
 from slipstream.core.policy.stop import Stop
-from slipstream.core.types import SamplingParams
-from slipstream.core.verify.draws import draw_keys, is_plain_softmax
+from slipstream.core.verify.draws import draw_keys
 from slipstream.models.decision import DecisionModel
 from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide_scorer import GlideScorer
@@ -40,10 +39,9 @@ class NativeChains:
     def prepare(self, pool: KvPool) -> None:
         pass
 
-    def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
-        """Return whether such a chain can be followed: logits and a temperature give the
-        distribution, and the policy is known."""
-        return is_plain_softmax(sampling) and rule_of(stop) is not None
+    def fits(self, stop: Stop, ends: frozenset[int]) -> bool:
+        """Return whether such a chain can be followed: the policy is known."""
+        return rule_of(stop) is not None
 
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         """Return the positions of each chain. Raises as `GlideScorer.score`."""
