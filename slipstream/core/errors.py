@@ -141,6 +141,12 @@ class TrainingError(SlipstreamError):
     """Data or settings that can't be trained with."""
 
 
+def check(is_right: bool, name: str, value: object, limit: str) -> None:
+    """Raise `InvalidRequest`, which says what the value must be, unless it is right."""
+    if not is_right:
+        raise InvalidRequest(f"{name} is {value!r}, but must be {limit}")
+
+
 MAX_CHARS = 1000
 MAX_MESSAGE_CHARS = 4000
 """Longest message of an error; lists of known names are the longest ones."""

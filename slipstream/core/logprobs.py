@@ -4,11 +4,10 @@ Log-probabilities are the model's own: log-softmax of the raw logits at temperat
 penalties, grammar and truncation.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 
 MAX_LOGPROBS = 20
 """Likeliest tokens of a position that can be asked for."""
@@ -35,8 +34,7 @@ class TokenLogprob:
 
     def __post_init__(self) -> None:
         for value in (self.logprob, *(other.logprob for other in self.top)):
-            if math.isnan(value) or value > 0:
-                raise InvalidRequest(f"a log-probability is {value}, but must be 0 or less")
+            check(value <= 0, "a log-probability", value, "0 or less")
 
 
 Logprobs = tuple[TokenLogprob | None, ...]

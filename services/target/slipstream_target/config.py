@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import check
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.decoder import check_numerics
 from slipstream.models.memory import ComputeOptions
@@ -78,9 +78,8 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_numerics(self.numerics)
-        if self.tool_format not in TOOL_FORMATS:
-            known = ", ".join(TOOL_FORMATS)
-            raise InvalidRequest(f"tool_format is {self.tool_format!r}, but must be one of {known}")
+        known = f"one of {', '.join(TOOL_FORMATS)}"
+        check(self.tool_format in TOOL_FORMATS, "tool_format", self.tool_format, known)
         advertised = self.replica.advertised_address
         check_advertised(self.listen.address, advertised, reader="draft")
         self.server_options()
