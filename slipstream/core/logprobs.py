@@ -7,7 +7,7 @@ penalties, grammar and truncation.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.core.errors import InvalidRequest, check
+from slipstream.core.errors import check, check_fits
 
 MAX_LOGPROBS = 20
 """Likeliest tokens of a position that can be asked for."""
@@ -60,8 +60,5 @@ def with_texts(
 def check_num_prompt_logprobs(num_tokens: int, num_top: int) -> None:
     """Raise `InvalidRequest` for more log-probabilities of a prompt than are returned."""
     num_values = num_tokens * (1 + num_top)
-    if num_values > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequest(
-            f"a prompt of {num_tokens} tokens has {num_values} log probabilities, but at most"
-            f" {MAX_PROMPT_LOGPROBS} are returned"
-        )
+    subject = f"a prompt of {num_tokens} tokens has"
+    check_fits(subject, num_values, "log probabilities", MAX_PROMPT_LOGPROBS)
