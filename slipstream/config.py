@@ -36,7 +36,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
-    """EnvironmentSettings of the whole process, which the environment alone decides."""
+    """Settings of the whole process, which the environment alone decides."""
 
     cache_dir: Path
     """Directory of converted models: `SLIPSTREAM_CACHE`, else in the user's cache directory."""

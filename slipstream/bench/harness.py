@@ -86,23 +86,22 @@ Samples = Mapping[str, Sequence[Sample]]
 
 def run_in_turn(
     asks: Mapping[str, Ask],
-    questions: Sequence[Question],
+    plan: TurnPlan,
     *,
-    max_new_tokens: int,
-    warmup: int,
+    repeats: int = 1,
     advance: Advance,
     clock: Clock = time.perf_counter,
 ) -> dict[str, list[Sample]]:
     """Return every answer of all configurations, after short ones that are not measured."""
-    for _ in range(warmup):
+    for _ in range(plan.warmup):
         for name, ask in asks.items():
-            ask(questions[0], min(max_new_tokens, WARMUP_TOKENS))
+            ask(plan.questions[0], min(plan.max_new_tokens, WARMUP_TOKENS))
             advance(name)
     samples: dict[str, list[Sample]] = {name: [] for name in asks}
-    for turn, question in enumerate(questions):
+    for turn, question in enumerate(plan.questions * repeats):
         for name in rotated(tuple(asks), turn):
             start = clock()
-            result = asks[name](question, max_new_tokens)
+            result = asks[name](question, plan.max_new_tokens)
             samples[name].append(Sample(question, result, clock() - start))
             advance(name)
     return samples

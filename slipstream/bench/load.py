@@ -32,7 +32,7 @@ from slipstream.bench.harness import (
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.questions import Question, in_turn, random_questions
 from slipstream.client import AsyncClient
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import check
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import SamplingParams
 from slipstream.options import check_bounds, option, parse_numbers
@@ -81,10 +81,8 @@ class LoadPlan:
         check_bounds(self)
         require_distinct([str(users) for users in self.users], "concurrency")
         for users in self.users:
-            if not 1 <= users <= MAX_CONCURRENCY:
-                raise InvalidRequest(
-                    f"a concurrency is {users}, but must be from 1 to {MAX_CONCURRENCY}"
-                )
+            is_right = 1 <= users <= MAX_CONCURRENCY
+            check(is_right, "a concurrency", users, f"from 1 to {MAX_CONCURRENCY}")
 
     @property
     def users(self) -> tuple[int, ...]:

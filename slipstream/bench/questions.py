@@ -8,7 +8,7 @@ from random import Random
 from string import ascii_lowercase
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.files import json_lines, read_text
 
 
@@ -36,8 +36,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
 def select(questions: Sequence[Question], limit: int | None) -> tuple[Question, ...]:
     """Select at most `limit` questions, evenly from all categories, in order; None means all."""
-    if limit is not None and limit < 1:
-        raise InvalidRequest(f"limit is {limit}, but must be at least 1")
+    check(limit is None or limit >= 1, "limit", limit, "at least 1")
     chosen = {question.question_id for question in in_turn(questions)[:limit]}
     return tuple(question for question in questions if question.question_id in chosen)
 

@@ -51,13 +51,8 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> S
         length = len(encode_prompt(engine.text, question.turns[0]))
         limit = engine.model.context_length
         require_room(question.question_id, length, plan.max_new_tokens, limit)
-    return run_in_turn(
-        {method.name: engines.ask(method) for method in plan.methods},
-        plan.questions * plan.repeats,
-        max_new_tokens=plan.max_new_tokens,
-        warmup=plan.warmup,
-        advance=advance,
-    )
+    asks = {method.name: engines.ask(method) for method in plan.methods}
+    return run_in_turn(asks, plan, repeats=plan.repeats, advance=advance)
 
 
 def compare(plan: SpeedPlan, samples: Samples, *, is_invariant: bool = True) -> dict[str, Any]:

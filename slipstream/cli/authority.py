@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.files import write_whole
 
 ROLES = ("router", "target", "draft", "redis", "client")
@@ -34,8 +34,7 @@ class CertificateOptions:
     days: int = 30
 
     def __post_init__(self) -> None:
-        if not 1 <= self.days <= 3650:
-            raise InvalidRequest(f"days is {self.days}, but must be from 1 to 3650")
+        check(1 <= self.days <= 3650, "days", self.days, "from 1 to 3650")
         for host in self.hosts:
             if host in ROLES:
                 raise InvalidRequest(f"{host!r} names a role, and stands in its certificate alone")

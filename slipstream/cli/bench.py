@@ -86,13 +86,7 @@ def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> S
         if plan.overlap:
             asks["overlap"] = plan.ask(routed, overlap=True)
         with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
-            return run_in_turn(
-                asks,
-                plan.questions,
-                max_new_tokens=plan.max_new_tokens,
-                warmup=plan.warmup,
-                advance=advance,
-            )
+            return run_in_turn(asks, plan, advance=advance)
 
 
 Endpoints = Annotated[

@@ -13,6 +13,7 @@ from slipstream.core.errors import (
     InvalidRequest,
     SlipstreamError,
     UnsupportedCombination,
+    check,
 )
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.policy.options import SpeculationOptions
@@ -161,8 +162,8 @@ def check_whole(options: RequestOptions) -> None:
 
 def check_timeout(timeout_s: float | None) -> None:
     """Raise `InvalidRequest` unless it is a time to come, or none."""
-    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise InvalidRequest(f"timeout_s is {timeout_s}, but must be above 0")
+    is_right = timeout_s is None or (math.isfinite(timeout_s) and timeout_s > 0)
+    check(is_right, "timeout_s", timeout_s, "above 0")
 
 
 def late(timeout_s: float) -> DeadlineExceeded:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.errors import ModelMismatch, check
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
@@ -87,8 +87,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_numerics(self.numerics)
-        if self.threads is not None and self.threads < 1:
-            raise InvalidRequest(f"threads is {self.threads}, but must be at least 1")
+        check(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
         check_budget(self.kv_memory)
 
 

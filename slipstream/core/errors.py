@@ -141,6 +141,18 @@ class TrainingError(SlipstreamError):
     """Data or settings that can't be trained with."""
 
 
+def check(is_right: bool, name: str, value: object, limit: str) -> None:
+    """Raise `InvalidRequest`, which says what the value must be, unless it is right."""
+    if not is_right:
+        raise InvalidRequest(f"{name} is {value!r}, but must be {limit}")
+
+
+def check_fits(what_has: str, count: int, things: str, limit: int) -> None:
+    """Raise `InvalidRequest` for more things than fit. `what_has` is the subject and "has"."""
+    if count > limit:
+        raise InvalidRequest(f"{what_has} {count} {things}, but at most {limit} fit")
+
+
 MAX_CHARS = 1000
 MAX_MESSAGE_CHARS = 4000
 """Longest message of an error; lists of known names are the longest ones."""

@@ -4,11 +4,10 @@ Log-probabilities are the model's own: log-softmax of the raw logits at temperat
 penalties, grammar and truncation.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import check, check_fits
 
 MAX_LOGPROBS = 20
 """Likeliest tokens of a position that can be asked for."""
@@ -35,8 +34,7 @@ class TokenLogprob:
 
     def __post_init__(self) -> None:
         for value in (self.logprob, *(other.logprob for other in self.top)):
-            if math.isnan(value) or value > 0:
-                raise InvalidRequest(f"a log-probability is {value}, but must be 0 or less")
+            check(value <= 0, "a log-probability", value, "0 or less")
 
 
 Logprobs = tuple[TokenLogprob | None, ...]
@@ -62,8 +60,5 @@ def with_texts(
 def check_num_prompt_logprobs(num_tokens: int, num_top: int) -> None:
     """Raise `InvalidRequest` for more log-probabilities of a prompt than are returned."""
     num_values = num_tokens * (1 + num_top)
-    if num_values > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequest(
-            f"a prompt of {num_tokens} tokens has {num_values} log probabilities, but at most"
-            f" {MAX_PROMPT_LOGPROBS} are returned"
-        )
+    subject = f"a prompt of {num_tokens} tokens has"
+    check_fits(subject, num_values, "log probabilities", MAX_PROMPT_LOGPROBS)

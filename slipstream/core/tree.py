@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 
 ROOT = -1
 MAX_NODES = 127
@@ -120,5 +120,4 @@ class Copying:
                 f"copying {self.max_depth} tokens behind matches of {self.shortest}: both must be"
                 " at least 1"
             )
-        if not self.alone >= 0:
-            raise InvalidRequest(f"alone is {self.alone}, but must be 0 or more")
+        check(self.alone >= 0, "alone", self.alone, "0 or more")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob
 from slipstream.core.row_costs import Offer
@@ -39,11 +39,6 @@ class FinishReason(StrEnum):
     """The limit on new tokens."""
 
 
-def _check(ok: bool, name: str, value: object, limit: str) -> None:
-    if not ok:
-        raise InvalidRequest(f"{name} is {value}, but must be {limit}")
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The distribution to sample from. Greedy is `temperature` 0.
@@ -73,28 +68,28 @@ class SamplingParams:
         for name, value in (("temperature", t), ("top_k", k), ("top_p", p), ("seed", seed)):
             object.__setattr__(self, name, value)
         # A divisor has to be a number in float32, too.
-        _check(t == 0 or 1e-30 <= t <= 100, "temperature", t, "0, or from 1e-30 to 100")
-        _check(k is None or k >= 1, "top_k", k, "at least 1, or -1, 0 or unset for all tokens")
-        _check(0 < self.top_p <= 1, "top_p", self.top_p, "between 0 and 1")
-        _check(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        check(t == 0 or 1e-30 <= t <= 100, "temperature", t, "0, or from 1e-30 to 100")
+        check(k is None or k >= 1, "top_k", k, "at least 1, or -1, 0 or unset for all tokens")
+        check(0 < self.top_p <= 1, "top_p", self.top_p, "between 0 and 1")
+        check(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
         r = self.repetition_penalty
-        _check(0.01 <= r <= 100, "repetition_penalty", r, "from 0.01 to 100")
+        check(0.01 <= r <= 100, "repetition_penalty", r, "from 0.01 to 100")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _check(-2 <= value <= 2, name, value, "between -2 and 2")
+            check(-2 <= value <= 2, name, value, "between -2 and 2")
         self._check_bias()
-        _check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between -2**63 and 2**64 - 1")
-        _check(0 <= self.min_tokens < 2**31, "min_tokens", self.min_tokens, "0 or more")
+        check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between -2**63 and 2**64 - 1")
+        check(0 <= self.min_tokens < 2**31, "min_tokens", self.min_tokens, "0 or more")
 
     def _check_bias(self) -> None:
         size = len(self.logit_bias)
-        _check(size <= MAX_LOGIT_BIAS, "the length of logit_bias", size, f"up to {MAX_LOGIT_BIAS}")
+        check(size <= MAX_LOGIT_BIAS, "the length of logit_bias", size, f"up to {MAX_LOGIT_BIAS}")
         if len({token for token, _ in self.logit_bias}) < size:
             raise InvalidRequest("logit_bias names a token twice")
         for token, bias in self.logit_bias:
-            _check(token >= 0, "a logit_bias token id", token, "0 or more")
+            check(token >= 0, "a logit_bias token id", token, "0 or more")
             ok = abs(bias) <= 100
-            _check(ok, f"logit_bias of token {token}", bias, "between -100 and 100")
+            check(ok, f"logit_bias of token {token}", bias, "between -100 and 100")
 
     @property
     def is_greedy(self) -> bool:
@@ -129,11 +124,11 @@ class Session:
 
     def __post_init__(self) -> None:
         length, count = self.num_prompt_tokens, self.num_logprobs
-        _check(length >= 1, "the prompt's length", length, "at least 1 token")
+        check(length >= 1, "the prompt's length", length, "at least 1 token")
         is_fitting = count is None or 0 <= count <= MAX_LOGPROBS
-        _check(is_fitting, "logprobs", count, f"0 to {MAX_LOGPROBS}")
-        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _check(self.num_roots >= 1, "num_roots", self.num_roots, "at least 1")
+        check(is_fitting, "logprobs", count, f"0 to {MAX_LOGPROBS}")
+        check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        check(self.num_roots >= 1, "num_roots", self.num_roots, "at least 1")
 
 
 class Shape(StrEnum):
@@ -199,8 +194,8 @@ class Plan:
         return self.max_depth > 0 and (self.lookup is None or self.lookup.alone > 0)
 
     def __post_init__(self) -> None:
-        _check(self.max_depth >= 0, "max_depth", self.max_depth, "0 or more")
-        _check(self.max_nodes >= 0, "max_nodes", self.max_nodes, "0 or more")
+        check(self.max_depth >= 0, "max_depth", self.max_depth, "0 or more")
+        check(self.max_nodes >= 0, "max_nodes", self.max_nodes, "0 or more")
 
 
 @dataclass(frozen=True, slots=True)

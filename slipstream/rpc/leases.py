@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
+from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken, check_fits
 from slipstream.rpc.service_options import SessionOptions
 
 MAX_OWNER_LENGTH = 64
@@ -81,10 +81,7 @@ class Leases:
         Raises `SessionTaken` when a fence as high has it, `CapacityError` when every place is
         taken by a running request.
         """
-        if len(owner) > MAX_OWNER_LENGTH:
-            raise InvalidRequest(
-                f"the owner has {len(owner)} characters, but may have up to {MAX_OWNER_LENGTH}"
-            )
+        check_fits("the owner has", len(owner), "characters", MAX_OWNER_LENGTH)
         running = self._active.get(session_id)
         parked = self._parked.get(session_id)
         self._check_fence(session_id, fence, running, parked)

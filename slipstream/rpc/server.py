@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
+from slipstream.core.errors import InternalError, InvalidRequest, Unavailable, check
 from slipstream.core.inline import before
 from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import keepalive
@@ -64,11 +64,8 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if not 0 <= self.max_connections < 2**31:
-            raise InvalidRequest(
-                f"max_connections is {self.max_connections}, but must be 0 for no limit, or below"
-                f" {2**31}"
-            )
+        most = self.max_connections
+        check(0 <= most < 2**31, "max_connections", most, f"0 for no limit, or below {2**31}")
         self._check_period("max_connection_idle_s")
         self._check_period("max_connection_age_s")
         age_s, grace_s = self.max_connection_age_s, self.max_connection_age_grace_s
@@ -80,11 +77,8 @@ class ServerOptions:
 
     def _check_period(self, name: str) -> None:
         period_s = getattr(self, name)
-        if period_s != 0 and not MIN_AGE_S <= period_s <= MAX_AGE_S:
-            raise InvalidRequest(
-                f"{name} is {period_s}, but must be 0 for never, or {MIN_AGE_S:g} to"
-                f" {MAX_AGE_S:.0f}"
-            )
+        is_right = period_s == 0 or MIN_AGE_S <= period_s <= MAX_AGE_S
+        check(is_right, name, period_s, f"0 for never, or {MIN_AGE_S:g} to {MAX_AGE_S:.0f}")
 
 
 async def _never() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest, Unauthenticated
+from slipstream.core.errors import InvalidRequest, Unauthenticated, check
 from slipstream.files import ReloadedFiles, parse_toml, read_text, warn_of_readers
 from slipstream.state.quotas import QuotaLimits
 
@@ -54,10 +54,8 @@ def parse_keys(text: str, path: str) -> tuple[Entry, ...]:
 
 def check_name(name: str) -> str:
     """Return the name of a key. Raises `InvalidRequest` unless it is one."""
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"the key's name is {name[:80]!r}, but must be 1 to 64 letters, digits, - and _"
-        )
+    is_right = _NAME.fullmatch(name) is not None
+    check(is_right, "the key's name", name[:80], "1 to 64 letters, digits, - and _")
     return name
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.files import read_secret
 from slipstream.options import option
 
@@ -107,13 +107,10 @@ class StoreOptions:
     timeout_s: float = option(DEFAULT_TIMEOUT_S, "Longest time for the store to answer.")
 
     def __post_init__(self) -> None:
-        if not _PREFIX.fullmatch(self.prefix):
-            raise InvalidRequest(
-                f"store_prefix is {self.prefix[:80]!r}, but must be 1 to 64 letters, digits, dots,"
-                " colons, dashes or underscores"
-            )
-        if not self.timeout_s > 0:
-            raise InvalidRequest(f"store_timeout_s is {self.timeout_s}, but must be above 0")
+        limit = "1 to 64 letters, digits, dots, colons, dashes or underscores"
+        is_right = _PREFIX.fullmatch(self.prefix) is not None
+        check(is_right, "store_prefix", self.prefix[:80], limit)
+        check(self.timeout_s > 0, "store_timeout_s", self.timeout_s, "above 0")
         if (self.cert is None) != (self.key is None):
             raise InvalidRequest("store_cert and store_key go together only")
         address = self.address()

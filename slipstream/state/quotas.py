@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest, LimitExceeded
+from slipstream.core.errors import LimitExceeded, check
 
 MINUTE_S = 60.0
 RUNNING_RETRY_S = 1.0
@@ -31,8 +31,8 @@ class QuotaLimits:
 
     def __post_init__(self) -> None:
         for name, limit in self.given().items():
-            if type(limit) is not int or not 0 < limit <= 1 << 40:
-                raise InvalidRequest(f"{name} is {limit!r}, but must be a whole number above 0")
+            is_right = type(limit) is int and 0 < limit <= 1 << 40
+            check(is_right, name, limit, "a whole number above 0")
 
     def given(self) -> dict[str, int]:
         """Return the limits that there are, by name."""

@@ -21,6 +21,7 @@ from slipstream.core.errors import (
     SessionOutOfSync,
     SessionTaken,
     SlipstreamError,
+    check,
 )
 from slipstream.core.request.request import Request, SessionRef
 
@@ -250,8 +251,7 @@ def check_claim(claim: Claim) -> None:
     ):
         if not (name.isascii() and name.isprintable()) and name:
             raise InvalidRequest(f"{name[:80]!r} is not one line of printable ASCII characters")
-    if not claim.ttl_s > 0:
-        raise InvalidRequest(f"a session's ttl_s is {claim.ttl_s}, but must be above 0")
+    check(claim.ttl_s > 0, "a session's ttl_s", claim.ttl_s, "above 0")
 
 
 def check_update(update: SessionUpdate, bounds: Bounds) -> None:

@@ -7,7 +7,7 @@ attributes).
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.options import check_bounds, option
 
 SECTION = "telemetry"
@@ -82,13 +82,10 @@ class TelemetryConfig:
         host, _, port = self.metrics_address.rpartition(":")
         is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
         is_port = port.isascii() and port.isdigit() and int(port) < 65536
-        if not host or is_bare or not is_port:
-            raise InvalidRequest(
-                f"metrics_address is {self.metrics_address!r}, but must be HOST:PORT"
-            )
+        is_right = bool(host) and not is_bare and is_port
+        check(is_right, "metrics_address", self.metrics_address, "HOST:PORT")
         return host.strip("[]"), int(port)
 
 
 def _check(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidRequest(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+    check(value in known, name, value, f"one of {', '.join(known)}")

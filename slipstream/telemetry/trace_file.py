@@ -20,7 +20,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 
 MAX_BYTES = 16 << 20
 _APPEND = os.O_RDWR | os.O_CREAT
@@ -49,8 +49,7 @@ class FileSpanExporter(SpanExporter):
     """
 
     def __init__(self, directory: Path, name: str, *, max_bytes: int = MAX_BYTES) -> None:
-        if max_bytes < 1:
-            raise InvalidRequest(f"max_bytes is {max_bytes}, but must be at least 1")
+        check(max_bytes >= 1, "max_bytes", max_bytes, "at least 1")
         self._path = directory / f"{name}.jsonl"
         self._full = directory / f"{name}.1.jsonl"
         self._max_bytes = max_bytes

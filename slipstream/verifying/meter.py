@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import check
 from slipstream.core.policy.cost_curve import CostCurve, ladder
 from slipstream.core.round import Clock
 from slipstream.core.row_costs import Offer, RowCosts
@@ -130,8 +130,7 @@ class StepBudget:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "tile"):
-            if not getattr(self, name) >= 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be at least 1")
+            check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
 
     @property
     def few_tokens(self) -> int:

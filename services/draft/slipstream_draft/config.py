@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import check
 from slipstream.drafting.memory import DraftMemory
 from slipstream.models.memory import ComputeOptions
 from slipstream.models.scorer import NUM_SINKS, WINDOW
@@ -97,11 +97,10 @@ class DraftConfig:
         self.server_options()
         self.to_targets()
         self.sources()
-        if 0 < self.window < NUM_SINKS:
-            raise InvalidRequest(f"window is {self.window}, but must be 0 or at least {NUM_SINKS}")
-        if self.kv_encoding not in set(KvEncoding):
-            known = " or ".join(KvEncoding)
-            raise InvalidRequest(f"kv_encoding is {self.kv_encoding!r}, but must be {known}")
+        is_right = not 0 < self.window < NUM_SINKS
+        check(is_right, "window", self.window, f"0 or at least {NUM_SINKS}")
+        is_right = self.kv_encoding in set(KvEncoding)
+        check(is_right, "kv_encoding", self.kv_encoding, " or ".join(KvEncoding))
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""

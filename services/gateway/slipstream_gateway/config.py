@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slipstream.client.connection import router_target
 from slipstream.config import are_local
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.files import read_token
 from slipstream.options import check_bounds, option
@@ -110,10 +110,8 @@ class HttpConfig:
     def host_and_port(self) -> tuple[str, int]:
         """Return where to listen."""
         host, _, port = self.listen_address.rpartition(":")
-        if not (host and port.isdecimal() and int(port) < 65536):
-            raise InvalidRequest(
-                f"listen_address is {self.listen_address!r}, but must be HOST:PORT"
-            )
+        is_right = bool(host) and port.isdecimal() and int(port) < 65536
+        check(is_right, "listen_address", self.listen_address, "HOST:PORT")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
     def tls(self) -> ServerTls | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.options import check_bounds, group, option
@@ -144,16 +144,14 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.drafter not in (None, NO_DRAFTER, *DRAFTERS):
-            kinds = ", ".join([*DRAFTERS, NO_DRAFTER])
-            raise InvalidRequest(f"drafter is {self.drafter!r}, but must be one of {kinds}")
+        kinds = (*DRAFTERS, NO_DRAFTER)
+        is_right = self.drafter in (None, *kinds)
+        check(is_right, "drafter", self.drafter, f"one of {', '.join(kinds)}")
         if not self.targets:
             raise InvalidRequest("a router needs targets, and none are named")
         self.heartbeat()
-        if self.store_down not in (ALLOW, REFUSE):
-            raise InvalidRequest(
-                f"store_down is {self.store_down!r}, but must be {ALLOW} or {REFUSE}"
-            )
+        is_right = self.store_down in (ALLOW, REFUSE)
+        check(is_right, "store_down", self.store_down, f"{ALLOW} or {REFUSE}")
         self.server_options()
         self.to_targets()
         self.to_drafts()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import FP8
@@ -91,8 +91,8 @@ class TargetConfig:
             )
         choices = {"tool_format": TOOL_FORMATS, "sampling_defaults": ("model", "none")}
         for name, known in choices.items():
-            if (value := getattr(self, name)) not in known:
-                raise InvalidRequest(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+            value = getattr(self, name)
+            check(value in known, name, value, f"one of {', '.join(known)}")
         advertised = self.replica.advertised_address
         check_advertised(self.listen.address, advertised, reader="draft")
         self.server_options()

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync
+from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync, check_fits
 from slipstream.core.types import ReplyTiming
 from slipstream.rpc.conversion.convert import (
     session_from_pb,
@@ -171,11 +171,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         require_agreement(
             "this target", identity_expectations(self.about.identity, opening.expected)
         )
-        if len(opening.session.session_id) > MAX_ID_LENGTH:
-            raise InvalidRequest(
-                f"the session id has {len(opening.session.session_id)} characters, but may have up"
-                f" to {MAX_ID_LENGTH}"
-            )
+        length = len(opening.session.session_id)
+        check_fits("the session id has", length, "characters", MAX_ID_LENGTH)
         session = session_from_pb(opening.session)
         bind(session_id=session.session_id)
         grammar = await self._target.prepare(session)

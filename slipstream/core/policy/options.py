@@ -9,7 +9,7 @@ from collections.abc import Set
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination, check
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, make_stop
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -263,12 +263,8 @@ def _check_part(
 
 
 def _check_drafter(kind: str) -> None:
-    if kind not in DRAFTERS:
-        raise InvalidRequest(
-            f"the drafter is {kind[:80]!r}, but must be one of {', '.join(DRAFTERS)}"
-        )
+    check(kind in DRAFTERS, "the drafter", kind[:80], f"one of {', '.join(DRAFTERS)}")
 
 
 def _check_range(name: str, value: int | None, limit: int) -> None:
-    if value is not None and not 1 <= value <= limit:
-        raise InvalidRequest(f"{name} is {value}, but must be from 1 to {limit}")
+    check(value is None or 1 <= value <= limit, name, value, f"from 1 to {limit}")

@@ -5,10 +5,9 @@ from itertools import accumulate
 
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, num_product_nodes
-from slipstream.core.policy.prices import Prices
 from slipstream.core.policy.profile import Settings
 from slipstream.core.round import NO_PLAN, Round
-from slipstream.core.row_costs import Average, RequestPace, step_worth
+from slipstream.core.row_costs import Average, Prices, RequestPace, step_worth
 from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import Copying
 from slipstream.core.types import Plan, Verdict, Verification

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.row_costs import monotone
 from slipstream.core.types import StopPolicy
 
@@ -31,8 +31,7 @@ class Calibration:
         if len(self.points) < 2:
             raise InvalidRequest(f"a calibration has {len(self.points)} points, but needs 2")
         for point in self.points:
-            if not 0 <= point <= 1:
-                raise InvalidRequest(f"a calibration point is {point}, but must be from 0 to 1")
+            check(0 <= point <= 1, "a calibration point", point, "from 0 to 1")
 
     def probability(self, top_prob: float) -> float:
         """The chance that a token of this confidence is kept; 0 for no number."""
@@ -107,10 +106,8 @@ class FixedStop:
     max_depth: int = MAX_DRAFT_TOKENS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_depth <= MAX_DRAFT_TOKENS:
-            raise InvalidRequest(
-                f"the draft length is {self.max_depth}, but must be from 1 to {MAX_DRAFT_TOKENS}"
-            )
+        is_right = 1 <= self.max_depth <= MAX_DRAFT_TOKENS
+        check(is_right, "the draft length", self.max_depth, f"from 1 to {MAX_DRAFT_TOKENS}")
 
     def should_stop(self, signal: StopSignal) -> bool:
         return signal.depth >= self.max_depth
@@ -128,7 +125,8 @@ class SvipStop:
     limit: FixedStop = field(default_factory=FixedStop)
 
     def __post_init__(self) -> None:
-        _check(0 < self.threshold < math.inf, "svip", self.threshold, "above 0")
+        is_right = 0 < self.threshold < math.inf
+        check(is_right, "the threshold of stop svip", self.threshold, "above 0")
 
     def should_stop(self, signal: StopSignal) -> bool:
         if self.limit.should_stop(signal) or math.isnan(signal.entropy):
@@ -147,7 +145,8 @@ class DecisionStop:
     fallback: SvipStop = field(default_factory=SvipStop)
 
     def __post_init__(self) -> None:
-        _check(0 <= self.threshold <= 1, "decision", self.threshold, "from 0 to 1")
+        is_right = 0 <= self.threshold <= 1
+        check(is_right, "the threshold of stop decision", self.threshold, "from 0 to 1")
 
     def should_stop(self, signal: StopSignal) -> bool:
         if signal.score is None or math.isnan(signal.score):
@@ -170,7 +169,8 @@ class CostStop:
     limit: FixedStop = field(default_factory=FixedStop)
 
     def __post_init__(self) -> None:
-        _check(0 < self.cost_ratio < math.inf, "cost", self.cost_ratio, "above 0")
+        is_right = 0 < self.cost_ratio < math.inf
+        check(is_right, "the threshold of stop cost", self.cost_ratio, "above 0")
 
     def should_stop(self, signal: StopSignal) -> bool:
         if self.limit.should_stop(signal) or math.isnan(signal.path_prob):
@@ -213,8 +213,3 @@ def make_stop(
         return SvipStop(SVIP_THRESHOLD if threshold is None else threshold, limit)
     default = DECISION_THRESHOLD_SAMPLED if is_sampled else DECISION_THRESHOLD
     return DecisionStop(default if threshold is None else threshold, SvipStop(limit=limit))
-
-
-def _check(ok: bool, policy: str, threshold: float, limit: str) -> None:
-    if not ok:
-        raise InvalidRequest(f"the threshold of stop {policy} is {threshold}, but must be {limit}")

@@ -8,7 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
+from slipstream.core.errors import (
+    InvalidRequest,
+    PromptTooLong,
+    UnsupportedCombination,
+    check_fits,
+)
 from slipstream.core.request.tools import Tool, check_tools
 from slipstream.core.text.text import check_token_ids, check_unicode
 
@@ -90,10 +95,7 @@ def are_ids(prompt: Sequence[Any]) -> bool:
 
 def check_num_messages(num_messages: int) -> None:
     """Raise `InvalidRequest` for more messages than a prompt may have."""
-    if num_messages > MAX_MESSAGES:
-        raise InvalidRequest(
-            f"the prompt has {num_messages} messages, but at most {MAX_MESSAGES} fit"
-        )
+    check_fits("the prompt has", num_messages, "messages", MAX_MESSAGES)
 
 
 def check_num_bytes(num_bytes: int, max_tokens: int) -> None:
@@ -167,8 +169,7 @@ def _fields(item: Message, place: str) -> dict[str, str]:
         for name, text in item.items()
         if isinstance(name, str) and name not in _READ and isinstance(text, str) and text
     }
-    if len(fields) > MAX_FIELDS:
-        raise InvalidRequest(f"{place} has {len(fields)} fields, but at most {MAX_FIELDS} fit")
+    check_fits(f"{place} has", len(fields), "fields", MAX_FIELDS)
     for text in (item["role"], *fields, *fields.values()):
         check_unicode(text, place)
     return fields
@@ -226,11 +227,7 @@ MAX_PARTS = 16_384
 
 def check_num_parts(num_parts: int) -> None:
     """Raise `InvalidRequest` for messages of more parts than a prompt may have."""
-    if num_parts > MAX_PARTS:
-        raise InvalidRequest(
-            f"the messages have {num_parts} fields, tool calls and parts, but at most"
-            f" {MAX_PARTS} fit"
-        )
+    check_fits("the messages have", num_parts, "fields, tool calls and parts", MAX_PARTS)
 
 
 def _num_parts(message: Any) -> int:

@@ -7,7 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, UnsupportedCombination
+from slipstream.core.errors import (
+    InvalidRequest,
+    NotBuilt,
+    PromptTooLong,
+    UnsupportedCombination,
+    check,
+)
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
 from slipstream.core.policy.options import Mode, SpeculationOptions
@@ -84,16 +90,14 @@ class Ask:
                 f"model_defaults has {min(unknown)[:80]!r}, but must be of"
                 f" {', '.join(MODEL_DEFAULTS)}"
             )
-        if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
-            raise InvalidRequest(
-                f"max_tokens is {self.max_tokens}, but must be from 1 to {MAX_MAX_TOKENS}"
-            )
+        is_right = type(self.max_tokens) is int and 1 <= self.max_tokens <= MAX_MAX_TOKENS
+        check(is_right, "max_tokens", self.max_tokens, f"from 1 to {MAX_MAX_TOKENS}")
         check_stop_strings(self.stop)
         check_name("request_id", self.request_id)
         self._check_ends()
         count = self.num_logprobs
-        if count is not None and (type(count) is not int or not 0 <= count <= MAX_LOGPROBS):
-            raise InvalidRequest(f"logprobs is {count}, but must be 0 to {MAX_LOGPROBS}")
+        is_right = count is None or (type(count) is int and 0 <= count <= MAX_LOGPROBS)
+        check(is_right, "logprobs", count, f"0 to {MAX_LOGPROBS}")
         if self.prompt_logprobs and count is None:
             raise InvalidRequest("prompt_logprobs goes with logprobs, the number of tokens")
 
@@ -127,11 +131,9 @@ class SessionRef:
         check_name("after", self.after)
         if self.create and self.after:
             raise InvalidRequest("a session that begins has no request that it can go on after")
-        if not _SESSION_ID.fullmatch(self.session_id):
-            raise InvalidRequest(
-                f"the session id is {self.session_id[:80]!r}, but must be 1 to 64 letters, digits,"
-                " dots, dashes or underscores"
-            )
+        limit = "1 to 64 letters, digits, dots, dashes or underscores"
+        is_right = _SESSION_ID.fullmatch(self.session_id) is not None
+        check(is_right, "the session id", self.session_id[:80], limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +152,9 @@ class Generation:
 
     def __post_init__(self) -> None:
         check_name("model", self.model)
-        if type(self.num_received) is not int or not 0 <= self.num_received <= self.ask.max_tokens:
-            raise InvalidRequest(
-                f"num_received is {self.num_received}, but must be from 0 to max_tokens, which is"
-                f" {self.ask.max_tokens}"
-            )
+        count, most = self.num_received, self.ask.max_tokens
+        is_right = type(count) is int and 0 <= count <= most
+        check(is_right, "num_received", count, f"from 0 to max_tokens, which is {most}")
         if self.num_received and self.ask.prompt_logprobs:
             raise UnsupportedCombination("prompt_logprobs go with an answer from its beginning")
         if self.num_received and not self.ask.request_id:
@@ -284,8 +284,5 @@ def _ends(ask: Ask, model: ModelFacts) -> frozenset[int]:
 def check_name(what: str, name: str) -> None:
     """Raise `InvalidRequest` for a name that is long, or not one line of printable ASCII."""
     # Names come back in errors and logs, where line breaks would forge lines.
-    if len(name) > MAX_NAME_LENGTH or not (name.isascii() and name.isprintable()):
-        raise InvalidRequest(
-            f"{what} is {name[:80]!r}, but must be at most {MAX_NAME_LENGTH} printable ASCII"
-            " characters"
-        )
+    is_right = len(name) <= MAX_NAME_LENGTH and name.isascii() and name.isprintable()
+    check(is_right, what, name[:80], f"at most {MAX_NAME_LENGTH} printable ASCII characters")

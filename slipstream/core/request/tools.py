@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check, check_fits
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from slipstream.core.request.schemas import placed_schema
 
@@ -47,17 +47,12 @@ class Tool:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
-            raise InvalidRequest(
-                f"a tool is named {str(self.name)[:80]!r}, but must have 1 to 64 letters, digits,"
-                " dashes or underscores"
-            )
+        is_right = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
+        limit = "1 to 64 letters, digits, dashes or underscores"
+        check(is_right, "a tool's name", str(self.name)[:80], limit)
         texts = (self.name, self.description, self.parameters)
         size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
-        if size > MAX_TOOL_BYTES:
-            raise InvalidRequest(
-                f"tool {self.name} has {size} bytes, but at most {MAX_TOOL_BYTES} fit"
-            )
+        check_fits(f"tool {self.name} has", size, "bytes", MAX_TOOL_BYTES)
         json_object(self.parameters, f"the schema of tool {self.name}")
 
     @property
@@ -129,14 +124,12 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 def check_num_tools(num_tools: int) -> None:
     """Raise `InvalidRequest` for more tools than a request may have."""
-    if num_tools > MAX_TOOLS:
-        raise InvalidRequest(f"tools has {num_tools}, but at most {MAX_TOOLS} fit")
+    check_fits("the request has", num_tools, "tools", MAX_TOOLS)
 
 
 def check_tools_bytes(num_bytes: int) -> None:
     """Raise `InvalidRequest` for tools that have more bytes together than a request may have."""
-    if num_bytes > MAX_TOOLS_BYTES:
-        raise InvalidRequest(f"tools has {num_bytes} bytes, but at most {MAX_TOOLS_BYTES} fit")
+    check_fits("tools has", num_bytes, "bytes", MAX_TOOLS_BYTES)
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
@@ -198,11 +191,9 @@ def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str
     References in a tool's schema are to the schema itself, which is a definition here. Raises
     `InvalidRequest` for schemas of which no grammar can come.
     """
-    if (size := sum(len(tool.parameters) for tool in tools)) > _MAX_SCHEMA_CHARS:
-        raise InvalidRequest(
-            f"the schemas of tools that are followed have {size} characters, but at most"
-            f" {_MAX_SCHEMA_CHARS} fit"
-        )
+    size = sum(len(tool.parameters) for tool in tools)
+    subject = "the schemas of tools that are followed have"
+    check_fits(subject, size, "characters", _MAX_SCHEMA_CHARS)
     calls, schemas = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"

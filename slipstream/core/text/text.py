@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check_fits
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240
@@ -48,8 +48,7 @@ class Piece:
 
 def check_stop_strings(stop: Sequence[str]) -> None:
     """Raises `InvalidRequest` for stop strings that are empty, too many or too long."""
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop has {len(stop)} strings, but at most {MAX_STOP_STRINGS} fit")
+    check_fits("stop has", len(stop), "strings", MAX_STOP_STRINGS)
     for string in stop:
         check_unicode(string, "a stop string")
         size = len(string.encode())
@@ -61,10 +60,7 @@ def check_stop_strings(stop: Sequence[str]) -> None:
 
 def check_stop_tokens(tokens: Sequence[int]) -> None:
     """Raise `InvalidRequest` for stop tokens that are too many, or no token ids."""
-    if len(tokens) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(
-            f"stop_token_ids has {len(tokens)} tokens, but at most {MAX_STOP_TOKEN_IDS} fit"
-        )
+    check_fits("stop_token_ids has", len(tokens), "tokens", MAX_STOP_TOKEN_IDS)
     check_token_ids(tokens, "stop_token_ids")
 
 

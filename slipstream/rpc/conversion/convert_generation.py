@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination, check
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.policy.options import SpeculationOptions, check_num_depths
 from slipstream.core.request.prompt import (
@@ -153,8 +153,8 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
 
 def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
     """Convert speculation options; what is unset stays None, the draft's calibrated default."""
-    if not math.isfinite(message.threshold):
-        raise InvalidRequest(f"threshold is {message.threshold}, but must be a finite number")
+    threshold = message.threshold
+    check(math.isfinite(threshold), "threshold", threshold, "a finite number")
     if message.widths:
         check_num_depths(len(message.widths))
     return value_from_pb(SpeculationOptions, message, widths=tuple(message.widths) or None)
@@ -169,8 +169,8 @@ def _checked_sampling(sampling: SamplingParams) -> Any:
 
 def _check_uint32(name: str, values: Iterable[int]) -> None:
     for value in values:
-        if type(value) is not int or not 0 <= value <= _MAX_UINT32:
-            raise InvalidRequest(f"{name} is {value}, but must be an integer up to {_MAX_UINT32}")
+        is_right = type(value) is int and 0 <= value <= _MAX_UINT32
+        check(is_right, name, value, f"an integer up to {_MAX_UINT32}")
 
 
 def _grammar_from_pb(message: pb.Generation) -> Grammar | None:
@@ -182,8 +182,7 @@ def _grammar_from_pb(message: pb.Generation) -> Grammar | None:
 
 
 def _refuse_not_built(message: pb.Generation) -> None:
-    if message.HasField("n") and message.n == 0:
-        raise InvalidRequest("n is 0, but must be 1")
+    check(not message.HasField("n") or message.n > 0, "n", message.n, "1")
     asked = {"adapter_id": bool(message.adapter_id), "n above 1": message.n > 1}
     for name, is_asked in asked.items():
         if is_asked:

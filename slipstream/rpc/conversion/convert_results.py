@@ -7,7 +7,7 @@ are sent for callers in other languages, and not read back.
 import math
 from dataclasses import asdict
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.request.results import (
     Chunk,
     Continuity,
@@ -85,8 +85,7 @@ def _finish_from_pb(message: pb.FinishInfo) -> tuple[FinishReason, RequestStats]
         raise InvalidRequest("an answer has ended without a reason")
     timings = value_from_pb(Timings, message.timings)
     for name, value in asdict(timings).items():
-        if not (math.isfinite(value) and value >= 0):
-            raise InvalidRequest(f"{name} is {value}, but must be a time of 0 seconds or more")
+        check(math.isfinite(value) and value >= 0, name, value, "a time of 0 seconds or more")
     stats = value_from_pb(
         RequestStats,
         message.usage,

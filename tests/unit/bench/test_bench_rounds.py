@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.bench.harness import run_in_turn
+from slipstream.bench.harness import TurnPlan, run_in_turn
 from slipstream.bench.questions import Question
 from slipstream.bench.rounds import distributed_parts, embedded_parts, remarks, rounds_figures
 from slipstream.core.request.results import Timings
@@ -89,8 +89,8 @@ def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on(
         return lambda question, most: log.append((name, question.question_id, most))
 
     asks = {name: ask(name) for name in ("a", "b")}
-    extent = {"max_new_tokens": 50, "warmup": 1}
-    samples = run_in_turn(asks, questions, **extent, advance=done.append, clock=lambda: next(ticks))
+    plan = TurnPlan(50, 1, questions=tuple(questions))
+    samples = run_in_turn(asks, plan, advance=done.append, clock=lambda: next(ticks))
     assert log[:2] == [("a", 0, 32), ("b", 0, 32)]
     assert log[2:] == [
         (name, number, 50) for number, names in enumerate(("ab", "ba", "ab")) for name in names

@@ -70,7 +70,7 @@ async def test_places_are_taken_from_the_owner_with_most_sessions_that_has_some_
 
 
 async def test_an_owner_of_too_many_characters_is_refused(engine):
-    with pytest.raises(InvalidRequest, match="has 65 characters, but may have up to 64"):
+    with pytest.raises(InvalidRequest, match="has 65 characters, but at most 64 fit"):
         await engine.leases().open("a", 1, "x" * 65)
 
 

@@ -98,5 +98,5 @@ def test_values_without_a_form_on_the_wire_are_refused():
         Generation("x", Ask(prompt_logprobs=True, num_logprobs=0, request_id="r"), num_received=1)
     facts = ModelFacts("m", 40, 10**6, frozenset({1}), max_logprobs=20)
     many = Ask(num_logprobs=20, prompt_logprobs=True, speculation=PLAIN)
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_PROMPT_LOGPROBS} are returned"):
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_PROMPT_LOGPROBS} fit"):
         make_request("s", [2] * 4000, many, facts, DraftFacts("ngram"))

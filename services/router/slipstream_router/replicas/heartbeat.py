@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.errors import Unavailable, check
 
 T = TypeVar("T")
 
@@ -18,13 +18,10 @@ class Heartbeat:
     limit_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.every_s > 0:
-            raise InvalidRequest(f"heartbeat_s is {self.every_s}, but must be above 0")
-        if self.limit_s < self.every_s:
-            raise InvalidRequest(
-                f"replica_timeout_s is {self.limit_s}, but must be at least the heartbeat's"
-                f" {self.every_s} s"
-            )
+        every_s, limit_s = self.every_s, self.limit_s
+        check(every_s > 0, "heartbeat_s", every_s, "above 0")
+        limit = f"at least the heartbeat's {every_s} s"
+        check(limit_s >= every_s, "replica_timeout_s", limit_s, limit)
 
     async def follow(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call `ask` for ever. Raises `Unavailable` without an answer in time, or as `ask` does."""

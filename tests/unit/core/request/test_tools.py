@@ -51,7 +51,7 @@ def test_schemas_of_tools_are_objects_of_bounded_size():
 
 def test_tools_are_few_and_have_names_of_their_own():
     most = tools.MAX_TOOLS
-    with pytest.raises(InvalidRequest, match=f"tools has {most + 1}, but at most {most}"):
+    with pytest.raises(InvalidRequest, match=f"has {most + 1} tools, but at most {most}"):
         tools.check_tools([Tool(f"f{number}") for number in range(most + 1)])
     with pytest.raises(InvalidRequest, match="tools has two named f"):
         tools.check_tools([F, Tool("f")])
