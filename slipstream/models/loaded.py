@@ -16,8 +16,7 @@ from slipstream.core.request.request import MODEL_DEFAULTS
 from slipstream.core.types import SamplingParams
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
-from slipstream.models.format.folder import brief, gguf_in, reading, shown
-from slipstream.models.format.gguf import quiet_transformers
+from slipstream.models.format.folder import brief, gguf_in, quiet_transformers, reading, shown
 from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.format.resolve import short_name

@@ -4,7 +4,7 @@ decided here only."""
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from slipstream.core.errors import ModelError
 from slipstream.models.causal import CausalModel
@@ -14,7 +14,6 @@ from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
 from slipstream.models.format.tokenizer import fitted
-from slipstream.models.format.wheel import Progress
 from slipstream.models.loaded import (
     LoadedModel,
     find_source,
@@ -44,13 +43,12 @@ def load_model(
     *,
     dtype: str = AUTO,
     device: str = CPU,
-    progress: Progress | None = None,
     num_ranks: int = 1,
 ) -> LoadedModel:
     """Load a model to serve, by alias, path or hub id: a source of weights for native code where
     that computes it, without transformers; else as `load_target_parts` does, which lists errors."""
     choose_dtype(dtype, parse_device(device), native=has_kernels())
-    path = resolve(name, progress=progress)
+    path = resolve(name)
     folder, gguf = find_sources(path)
     try:
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
@@ -58,8 +56,7 @@ def load_model(
         _LOG.info("%s is loaded by transformers: %s", path.name, reason)
         from slipstream.models.torch.loading import load_target_parts
 
-        options: Any = {"progress": progress, "num_ranks": num_ranks}
-        return load_target_parts(name, dtype=dtype, device=device, **options)
+        return load_target_parts(name, dtype=dtype, device=device, num_ranks=num_ranks)
     with reading(path):
         arch = source.architecture
         tokenizer = fitted(find_tokenizer(folder, gguf), path, arch.vocab_size)

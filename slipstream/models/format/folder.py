@@ -194,6 +194,23 @@ def reading(subject: object) -> Iterator[None]:
         raise WeightsError(f"{subject} can't be loaded ({brief(error)})") from error
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep bars and warnings of transformers back; errors still raise, and all comes back
+    afterwards as it was."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def shown(names: Sequence[str]) -> str:
     """Return names from files as messages show them."""
     text = ", ".join(names)

