@@ -4,42 +4,22 @@ import math
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from slipstream.models.dtypes import CPU, Array
 
 
-class Buffers(Protocol):
-    """Allocator of buffers [2 * kv_heads, slots, head_dim], and what is done with them."""
-
-    def new(self, shape: Sequence[int], dtype: "np.dtype[Any]", *, is_filled: bool = False) -> Any:
-        """Return a new buffer; one that `is_filled` soon may take its memory at once."""
-
-    def write(self, buffer: Any, slots: slice, values: Array) -> None:
-        """Write keys and values [2 * kv_heads, n, head_dim] of the host."""
-
-    def clear(self, buffer: Any, slots: slice) -> None:
-        """Fill slots with zeros."""
-
-    def copy(self, buffer: Any, source: Sequence[int], into: Sequence[int]) -> None:
-        """Copy slots; all are read before any is written."""
-
-    def read(self, buffer: Any, slots: Array) -> Any:
-        """Return a copy of slots, where the buffer is."""
-
-    def on_host(self, values: Any) -> Array:
-        """Return keys and values of a buffer as an array on the host."""
-
-
-class HostBuffers:
-    """Arrays in memory that is mapped, not allocated by numpy, which asks for huge pages: with
+class Buffers:
+    """Allocator of buffers [2 * kv_heads, slots, head_dim], and what is done with them: of arrays
+    on the host, whose memory is mapped and not allocated by numpy, which asks for huge pages: with
     heads far apart a short text would touch hundreds of MB of them. What is never touched takes
-    no memory. A buffer that `is_filled` soon has huge pages, where there are any: they are there
-    in a fifth of the time."""
+    no memory."""
 
     def new(self, shape: Sequence[int], dtype: "np.dtype[Any]", *, is_filled: bool = False) -> Any:
+        """Return a new buffer; one that `is_filled` soon has huge pages, where there are any: they
+        are there in a fifth of the time."""
         count = math.prod(shape)
         if not count:
             return np.empty(shape, dtype)
@@ -50,23 +30,29 @@ class HostBuffers:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype).reshape(shape)
 
-    def write(self, buffer: Array, slots: slice, values: Array) -> None:
+    def write(self, buffer: Any, slots: slice, values: Array) -> None:
+        """Write keys and values [2 * kv_heads, n, head_dim] of the host."""
         buffer[:, slots] = values
 
-    def clear(self, buffer: Array, slots: slice) -> None:
+    def clear(self, buffer: Any, slots: slice) -> None:
+        """Fill slots with zeros."""
         buffer[:, slots] = 0
 
-    def copy(self, buffer: Array, source: Sequence[int], into: Sequence[int]) -> None:
+    def copy(self, buffer: Any, source: Sequence[int], into: Sequence[int]) -> None:
+        """Copy slots; all are read before any is written."""
         buffer[:, into] = buffer[:, source]
 
-    def read(self, buffer: Array, slots: Array) -> Array:
+    def read(self, buffer: Any, slots: Array) -> Any:
+        """Return a copy of slots, where the buffer is."""
         return buffer[:, slots]
 
-    def on_host(self, values: Array) -> Array:
-        return values
+    def on_host(self, values: Any) -> Array:
+        """Return keys and values of a buffer as an array on the host."""
+        found: Array = values
+        return found
 
 
-HOST = HostBuffers()
+HOST = Buffers()
 
 
 def buffers_for(device: str) -> Buffers:
