@@ -1,9 +1,8 @@
 """Description of a set of GliDe weights: shapes, its target, the lag it was trained for."""
 
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +90,6 @@ _POSITIVE = (
     "head_dim",
     "num_layers",
 )
-
-
-def write_config(config: GlideConfig, directory: Path) -> None:
-    """Write `config.json` into `directory`, whole or not at all."""
-    path = directory / CONFIG_NAME
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
 
 
 def read_config(directory: Path) -> GlideConfig:
