@@ -76,6 +76,13 @@ class GlideState:
         self.depths += [1 if parent < 0 else self.depths[parent] + 1 for parent in parents]
         return old
 
+    def line(self, node: int) -> list[int]:
+        """Return the nodes above one, from the root's end on, and itself."""
+        line = [node]
+        while (parent := self.parents[line[-1]]) >= 0:
+            line.append(parent)
+        return line[::-1]
+
 
 @dataclass(frozen=True, slots=True)
 class SessionStep:
@@ -164,7 +171,16 @@ class GlideScorer:
         return common_prefix(state.tokens, list(tokens))
 
     def check(self, ask: Ask) -> None:
-        check_ask(ask)
+        state, needed = ask.state, len(ask.tokens)
+        if isinstance(ask, Grow):
+            check_nodes(ask, state.parents, len(state.tokens))
+            needed += len(state.tokens) + len(state.parents)
+        elif not needed:
+            raise InvalidRequest("a draft cannot score an empty prefix")
+        if needed > state.capacity:
+            raise CapacityError(
+                f"the draft's session has room for {state.capacity} tokens, {needed} are needed"
+            )
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
             wanted, seen = self.config.target_layers, ask.view.layers
             if missing := [layer for layer in wanted if layer not in seen]:
@@ -228,18 +244,3 @@ def limits_of(
     it read itself, which is for layers before the last."""
     limits: Array = np.minimum(num_seen, columns + (columns >= NUM_SINKS) * lead)
     return np.where(columns == 0, np.minimum(num_seen, 1), limits) if reads_first else limits
-
-
-def check_ask(ask: Ask) -> None:
-    """Raise `InvalidRequest` or `CapacityError` for a request that can't be served."""
-    state: GlideState = ask.state
-    needed = len(ask.tokens)
-    if isinstance(ask, Grow):
-        check_nodes(ask, state.parents, len(state.tokens))
-        needed += len(state.tokens) + len(state.parents)
-    elif not needed:
-        raise InvalidRequest("a draft cannot score an empty prefix")
-    if needed > state.capacity:
-        raise CapacityError(
-            f"the draft's session has room for {state.capacity} tokens, {needed} are needed"
-        )

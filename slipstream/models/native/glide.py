@@ -132,19 +132,11 @@ def _add(
             batch.num_seen.append(place + 1)
             batch.ancestors.append(())
         else:
-            base, line = len(state.tokens), _line(state, step.first_node + index)
+            base, line = len(state.tokens), state.line(step.first_node + index)
             batch.num_seen.append(base)
             batch.ancestors.append([cache.slot(base + node) for node in line])
         cross.num_read.append(_num_read(step, index))
         cross.places += others
-
-
-def _line(state: GlideState, node: int) -> list[int]:
-    """The nodes above one, from the root's end on, and itself."""
-    line = [node]
-    while (parent := state.parents[line[-1]]) >= 0:
-        line.append(parent)
-    return line[::-1]
 
 
 def _num_read(step: SessionStep, index: int) -> int:
