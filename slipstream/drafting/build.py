@@ -13,8 +13,7 @@ from slipstream.core.ports import Draft
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.checks import MAX_TOKENS
-from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
-from slipstream.drafting.memory import NUM_PAGES, DraftMemory
+from slipstream.drafting.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
 from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.drafting.reader import Score
 from slipstream.drafting.trial import step_seconds
@@ -30,7 +29,7 @@ from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loaded import require_same_tokenizer
 from slipstream.models.loading import causal_model, load_model
-from slipstream.models.memory import MemoryPlan
+from slipstream.models.memory import DraftMemory, MemoryPlan
 from slipstream.models.scorer import Scorer
 from slipstream.ngrams.store_file import NgramStores
 

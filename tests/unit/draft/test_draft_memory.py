@@ -10,9 +10,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session
 from slipstream.drafting.engine import NO_ROOM
 from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
-from slipstream.drafting.memory import DraftMemory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
+from slipstream.models.memory import DraftMemory
 from support.models import tiny
 from support.services.draft_crowd import alone, asked, both_scorers, engine, same
 

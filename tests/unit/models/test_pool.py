@@ -164,10 +164,10 @@ def test_a_share_leaves_room_for_the_workspace():
 
 def test_there_are_as_many_pages_as_fit_and_no_more_than_can_be_used():
     page = LAYOUT.bytes_per_page
-    assert num_pages(f"{5 * page + 1}", LAYOUT) == 5
-    assert num_pages(f"{5 * page + 1}", LAYOUT, most=3) == 3
+    assert num_pages(f"{5 * page + 1}", CPU, page) == 5
+    assert num_pages(f"{5 * page + 1}", CPU, page, most=3) == 3
     with pytest.raises(CapacityError, match=r"a budget of 99 is 99 B .* a page takes 16.0 KiB"):
-        num_pages("99", LAYOUT)
+        num_pages("99", CPU, page)
     model = tiny.causal()
     page = model.layout.bytes_per_page
     memory, plan = plan_memory(model, TargetLimits(kv_memory=f"{3 * page}"))
