@@ -14,9 +14,8 @@ from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.kv.buffers import Buffers
 from slipstream.models.kv.cache import KvCache
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
+from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, Ask, Grow, KvView, Scores, Sync, check_nodes
 
 

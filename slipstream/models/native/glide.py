@@ -17,8 +17,7 @@ from slipstream.models.glide.glide_scorer import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
 from slipstream.models.glide.target_parts import NativeParts
 from slipstream.models.kv.batch import Batch
-from slipstream.models.kv.buffers import HOST
-from slipstream.models.kv.pool import KvLayout
+from slipstream.models.kv.pool import HOST, KvLayout
 from slipstream.models.native.library import NativeShape, NotNative
 from slipstream.models.native.model import CrossKv, NativeModel
 from slipstream.models.native.weights import (

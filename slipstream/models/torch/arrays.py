@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.config import set_default_variables
 from slipstream.models.dtypes import DTYPES, Array
-from slipstream.models.kv.buffers import Buffers
+from slipstream.models.kv.pool import Buffers
 from slipstream.models.threads import num_threads, place
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}

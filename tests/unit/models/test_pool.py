@@ -14,8 +14,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.models import memory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.batch import Part
-from slipstream.models.kv.buffers import HOST
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
+from slipstream.models.kv.pool import BLOCK_SIZE, HOST, KvLayout, KvPool, PageList
 from slipstream.models.memory import budget_bytes, check_budget, free_bytes, num_pages
 from slipstream.models.torch.arrays import TorchBuffers, as_array
 from slipstream.verifying.build import TargetLimits, plan_memory
