@@ -10,13 +10,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch
+from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
-from slipstream.models.scorer import NUM_SINKS, Ask, Grow, KvView, Scores, Sync, check_nodes
+from slipstream.models.scorer import (
+    NUM_SINKS,
+    Ask,
+    Grow,
+    KvView,
+    Scorer,
+    Scores,
+    Sync,
+    check_ask,
+    check_room,
+)
 
 
 @dataclass(slots=True)
@@ -120,7 +130,7 @@ class GlideBackend(Protocol):
         """Return scores of the tokens that go on, step by step."""
 
 
-class GlideScorer:
+class GlideScorer(Scorer):
     """Scores prefixes and grows token trees with a GliDe draft (see `Scorer`).
 
     A query reads target positions before its own, as in training, so a `Sync` never reads the
@@ -135,7 +145,7 @@ class GlideScorer:
         self.config, self.vocab, self.layout, self.backend = config, vocab, layout, backend
         self.hidden_size = config.hidden_size
         self.max_lag = config.max_lag or None
-        self.context_length: int | None = None
+        self.context_length = None
         self.engine, self.weight_bytes = backend.engine, backend.weight_bytes
         self._length = 0
 
@@ -166,20 +176,11 @@ class GlideScorer:
         state.skip(skipped)
         self._reach(skipped + state.capacity)
 
-    def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
-        return common_prefix(state.tokens, list(tokens))
-
     def check(self, ask: Ask) -> None:
-        state, needed = ask.state, len(ask.tokens)
-        if isinstance(ask, Grow):
-            check_nodes(ask, state.parents, len(state.tokens))
-            needed += len(state.tokens) + len(state.parents)
-        elif not needed:
-            raise InvalidRequest("a draft cannot score an empty prefix")
-        if needed > state.capacity:
-            raise CapacityError(
-                f"the draft's session has room for {state.capacity} tokens, {needed} are needed"
-            )
+        state = ask.state
+        check_ask(ask, state.parents, len(state.tokens))
+        held = len(state.tokens) + len(state.parents) if isinstance(ask, Grow) else 0
+        check_room(held + len(ask.tokens), state.capacity)
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
             wanted, seen = self.config.target_layers, ask.view.layers
             if missing := [layer for layer in wanted if layer not in seen]:
@@ -198,13 +199,8 @@ class GlideScorer:
             self.check(ask)
         return self.backend.scores([self.step(ask) for ask in asks])
 
-    def num_bytes(self, state: GlideState) -> int:
-        """See `Scorer.num_bytes`; what is read of the target is the target's."""
-        return state.cache.num_bytes
-
     def close(self, state: GlideState) -> None:
-        """Free the state's memory; it cannot be used afterwards."""
-        state.cache.close()
+        super().close(state)
         state.tokens, state.target_kv, state.capacity = [], (), 0
 
     def _reach(self, length: int) -> None:
