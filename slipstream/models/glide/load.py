@@ -84,9 +84,9 @@ def glide_chains(
         return NativeChains(scorer, decision)
     if scorer.layout.device == CPU:
         return None
-    from slipstream.models.glide.glide_chains import device_chains
+    from slipstream.models.glide.glide_chains import GlideChains
 
-    return device_chains(scorer, context_length, decision, profile)
+    return GlideChains(scorer, context_length, decision, profile)
 
 
 def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetParts:

@@ -12,7 +12,6 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import DraftRequest
-from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.load import glide_chains
@@ -192,7 +191,7 @@ def test_a_tree_can_be_grown_behind_a_followed_prefix():
     target = tiny_glide.llama().to(DEVICE)
     config = tiny_glide.config(target)
     scorer = tiny_glide.scorer(target, tiny_glide.draft(config).to(DEVICE), native=False)
-    chains = GlideChains(scorer, Replay(DEVICE), context_length=200)
+    chains = GlideChains(scorer, 200)
     text = tiny.tokens(12)
     view = tiny_glide.view(target, text, 11)
     scores = []
@@ -271,7 +270,7 @@ def test_a_captured_chain_never_waits_for_the_host():
     target = tiny_glide.llama().to(DEVICE)
     config = tiny_glide.config(target)
     scorer = tiny_glide.scorer(target, tiny_glide.draft(config).to(DEVICE))
-    chains = GlideChains(scorer, Replay(DEVICE), context_length=200)
+    chains = GlideChains(scorer, 200)
     text = tiny.tokens(12)
     state = scorer.open(60)
     found = []
