@@ -266,6 +266,7 @@ def test_a_chain_without_numbers_is_an_error_of_its_session_alone(place):
 
 
 @on_device
+@torch.inference_mode()
 def test_a_captured_chain_never_waits_for_the_host():
     target = tiny_glide.llama().to(DEVICE)
     config = tiny_glide.config(target)
@@ -281,6 +282,7 @@ def test_a_captured_chain_never_waits_for_the_host():
         assert chains.follow([ask]) == found[-1]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert len(list(chains.replay.both())) == len(chains.replay)
+        for entry in chains.replay._entries.values():
+            entry.body(*entry.inputs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
