@@ -8,7 +8,7 @@ from pathlib import Path
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.dtypes import CPU
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
+from slipstream.models.kv.pool import BLOCK_SIZE, HOST, Buffers, KvLayout, round_up
 from slipstream.options import check_bounds, option
 
 AUTO = "auto"
@@ -192,6 +192,15 @@ def wait_for(device: str) -> None:
         import torch
 
         torch.cuda.synchronize(device)
+
+
+def buffers_for(device: str) -> Buffers:
+    """Return the allocator of a device, as torch names it."""
+    if device == CPU:
+        return HOST
+    from slipstream.models.torch.arrays import TorchBuffers
+
+    return TorchBuffers(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from slipstream.core.errors import CapacityError, NoRoom
-from slipstream.models.dtypes import CPU, Array
+from slipstream.models.dtypes import Array
 
 BLOCK_SIZE = 128
 """Key ranges are padded to a multiple of this, so a page of a cache is as long."""
@@ -160,15 +160,6 @@ class Buffers:
 
 
 HOST = Buffers()
-
-
-def buffers_for(device: str) -> Buffers:
-    """Return the allocator of a device, as torch names it."""
-    if device == CPU:
-        return HOST
-    from slipstream.models.torch.arrays import TorchBuffers
-
-    return TorchBuffers(device)
 
 
 class Peers(Protocol):
