@@ -74,7 +74,7 @@ def glide_chains(
     scorer: GlideScorer,
     context_length: int,
     decision: "DecisionModel | None",
-    profile: "Profile",
+    profile: "Profile | None" = None,
 ) -> Chains | None:
     """Return the chains of a draft on a device or in native code; None for torch on a CPU.
 
