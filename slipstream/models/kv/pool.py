@@ -213,11 +213,6 @@ class KvPool:
         """Bytes reserved, scratch included."""
         return self.scratch.stop * self.layout.bytes_per_token
 
-    @property
-    def num_used_bytes(self) -> int:
-        """Bytes of the pages in use, for any thread."""
-        return (self.num_pages - self.num_free) * self.layout.bytes_per_page
-
     def layer(self, index: int) -> Any:
         """One layer's buffer, [2 * kv_heads, slots, head_dim]: keys, then values."""
         return self._layers[index]
