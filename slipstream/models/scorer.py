@@ -188,7 +188,7 @@ class ChainPosition:
     probs: tuple[float, ...]
     top_prob: float
     entropy: float
-    score: float | None
+    score: float | None = None
 
 
 class Chains(Protocol):
