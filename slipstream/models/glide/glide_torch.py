@@ -170,7 +170,7 @@ class TorchGlide:
         columns = np.arange(step.start, step.start + count)
         tokens = DraftTokens(
             torch.tensor(step.tokens, device=device),
-            at_positions(self._rope, torch.tensor(step.positions, device=device)),
+            Rope(*(own[torch.tensor(step.positions, device=device)] for own in self._rope)),
             table[step.start : step.start + count].to(device),
         )
         pages = torch.tensor([state.cache.pages], device=device)
@@ -221,8 +221,3 @@ def pages_read(num_read: int, pages: Sequence[int] | None) -> list[int]:
 def place_of(buffer: Tensor) -> tuple[int, int]:
     """Return a buffer's address, and the slots from head to head, as `attend_others` takes them."""
     return buffer.data_ptr(), buffer.stride(0) // buffer.shape[2]
-
-
-def at_positions(rope: Rope, positions: Tensor) -> Rope:
-    """Return the factors of tokens at positions [R], each [R, rotary_dim]."""
-    return Rope(rope.cos[positions], rope.sin[positions])
