@@ -273,7 +273,7 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     if not model_id:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
     loaded = load_model(model_id, dtype=target.dtype, device=target.device)
-    require_same_tokenizer(target, loaded)
+    require_same_tokenizer(target.model_id, target.tokenizer_hash, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = causal_model(loaded.model, numerics="fast", path=loaded.path)
     memory = target.memory.plan(

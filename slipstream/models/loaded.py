@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.core.request.request import MODEL_DEFAULTS
@@ -177,24 +177,14 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
         return found
 
 
-class IdentifiedModel(Protocol):
-    """Model with a known numbering of tokens; a hash of None is not compared."""
-
-    @property
-    def model_id(self) -> str:
-        """The name of the model in errors."""
-
-    @property
-    def tokenizer_hash(self) -> str | None: ...
-
-
-def require_same_tokenizer(target: IdentifiedModel, draft: LoadedModel) -> None:
-    """Raise `ModelMismatch` unless both number their tokens alike."""
-    if target.tokenizer_hash not in (None, draft.tokenizer_hash):
+def require_same_tokenizer(model_id: str, tokenizer_hash: str | None, draft: LoadedModel) -> None:
+    """Raise `ModelMismatch` unless a target and a draft number their tokens alike; a hash of None
+    is not compared."""
+    if tokenizer_hash not in (None, draft.tokenizer_hash):
         raise ModelMismatch(
             f"the draft {draft.model_id} numbers its tokens differently "
-            f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {target.model_id} "
-            f"({str(target.tokenizer_hash)[:12]})"
+            f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {model_id} "
+            f"({str(tokenizer_hash)[:12]})"
         )
 
 

@@ -59,7 +59,9 @@ class Measurements:
             write_kept(self._path, "measurements", json.dumps(content, indent=1))
 
     def _read(self) -> dict[str, Any]:
-        return {} if self._path is None else read_kept(self._path, "measured", _measured) or {}
+        if self._path is None:
+            return {}
+        return read_kept(self._path, "measured", lambda content: {**content["measured"]}) or {}
 
 
 def read_kept(path: Path, what: str, read: Callable[[Any], Any]) -> Any:
@@ -89,11 +91,6 @@ def write_kept(path: Path, what: str, text: str) -> None:
         os.replace(part, path)
     except OSError as error:
         _LOG.debug("%s can't be kept in %s: %s", what, path, error)
-
-
-def _measured(content: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {**content["measured"]}
-    return found
 
 
 def this_machine() -> Measurements:
