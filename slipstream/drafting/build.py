@@ -213,7 +213,13 @@ def load_draft_model(name: str, target: DraftTarget) -> DraftModel:
 def glide_folder(name: str, model_id: str) -> Path:
     """Return the directory of GliDe weights of a draft. Raises `InvalidRequest`."""
     if name == "glide":
-        return _shipped(model_id)
+        folder = shipped_folder(model_id)
+        if not folder.is_dir():
+            raise InvalidRequest(
+                f"no GliDe weights are shipped for {model_id}; train some with"
+                " `slipstream train glide` and name their directory, or draft with ngram"
+            )
+        return folder
     if not name or not os.path.isdir(path_of(name)):
         raise InvalidRequest(
             f"the draft is {name!r}, but must be glide, ngram, none, vanilla:MODEL or a"
@@ -225,16 +231,6 @@ def glide_folder(name: str, model_id: str) -> Path:
 def shipped_folder(model_id: str) -> Path:
     """Return where GliDe weights for a model lie, if some were shipped."""
     return _SHIPPED / f"{model_id}-glide"
-
-
-def _shipped(model_id: str) -> Path:
-    folder = shipped_folder(model_id)
-    if not folder.is_dir():
-        raise InvalidRequest(
-            f"no GliDe weights are shipped for {model_id}; train some with"
-            " `slipstream train glide` and name their directory, or draft with ngram"
-        )
-    return folder
 
 
 def _glide(folder: Path, target: DraftTarget) -> DraftModel:

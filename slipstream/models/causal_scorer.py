@@ -72,7 +72,8 @@ class CausalScorer(Scorer):
         """See `Scorer.score`; what a plain draft can read of the target is nothing."""
         for ask in asks:
             self.check(ask)
-        parts = [self._known(_part(ask)) for ask in asks]
+        laid = [_synced(ask) if isinstance(ask, Sync) else _grown(ask) for ask in asks]
+        parts = [self._known(part) for part in laid]
         counts = (len(ask.tokens) if isinstance(ask, Grow) else int(ask.is_scored) for ask in asks)
         room = len(asks[0].state.cache.pool.scratch)
         found = [
@@ -105,10 +106,6 @@ class CausalScorer(Scorer):
         wanted = [row for span in spans for row in span]
         kept = hidden[wanted]
         return on_host(self._model.logits(kept)[:, : self._vocab_size]), on_host(kept)
-
-
-def _part(ask: Ask) -> Part:
-    return _synced(ask) if isinstance(ask, Sync) else _grown(ask)
 
 
 def _synced(ask: Sync) -> Part:

@@ -95,7 +95,13 @@ def causal_model(
         mark = None if ranks and ranks.rank else mark_of(model, path, computed)
         known_states = ReferenceCheck(model, sizes.vocab_size, mark, ranks)
         found = _native(model, sizes, engine) if split is None else None
-        found = found or _torch(model, sizes, numerics, engine, split)
+        if found is None:
+            from slipstream.models.torch.choice import torch_decoder
+
+            assert not isinstance(model, WeightSource), "native code computes what was read for it"
+            assert engine != "native", "which was refused"
+            own = torch_decoder(model, sizes, numerics=numerics, engine=engine, split=split)
+            found = CausalModel(own, sizes)
     known_states.check(found.sample, sizes)
     if split is not None:
         from slipstream.models.torch.choice import driven
@@ -128,18 +134,3 @@ def _native(
                 reason,
             )
         return None
-
-
-def _torch(
-    model: "WeightSource | PreTrainedModel",
-    sizes: ModelSizes,
-    numerics: str,
-    engine: Engine | None,
-    split: "TensorParallelGroup | None",
-) -> CausalModel:
-    from slipstream.models.torch.choice import torch_decoder
-
-    assert not isinstance(model, WeightSource), "native code computes what was read for it"
-    assert engine != "native", "which was refused"
-    decoder = torch_decoder(model, sizes, numerics=numerics, engine=engine, split=split)
-    return CausalModel(decoder, sizes)

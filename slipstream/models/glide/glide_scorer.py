@@ -217,18 +217,14 @@ class GlideScorer(Scorer):
             positions = [base - 1 + state.skipped + depth for depth in state.depths[old:]]
             return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens, ask.view)
-        self._look(ask)
-        tokens = state.tokens[start:]
-        return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
-
-    def _look(self, ask: Sync) -> None:
-        """Let its state hold what its tokens may read of the view, layers in the config's order."""
-        state, view = ask.state, ask.view
+        # What its tokens may read of the view, layers in the config's order.
         state.num_read, state.addresses = ask.num_seen, None
         state.target_kv, state.target_pages = (), None
-        if view is not None and state.num_read:
-            state.target_kv = [view.layers[layer] for layer in self.config.target_layers]
-            state.target_pages = view.pages
+        if ask.view is not None and state.num_read:
+            state.target_kv = [ask.view.layers[layer] for layer in self.config.target_layers]
+            state.target_pages = ask.view.pages
+        tokens = state.tokens[start:]
+        return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
 
 
 def limits_of(
