@@ -135,7 +135,6 @@ class TorchGlide:
         return Rope(*rotary_tables(self._target, length, dtype=self._dtype))
 
     def reach(self, length: int) -> None:
-        """Compute rotary factors of positions 0..length-1."""
         self._rope = self.rope(length)
 
     def readable(self, buffer: Any) -> Tensor:
@@ -146,7 +145,6 @@ class TorchGlide:
 
     @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
-        """Return scores of the tokens that go on, step by step."""
         hidden = torch.cat([self._states(step) for step in steps])
         return Scores(on_host(self.logits(hidden)), on_host(hidden))
 

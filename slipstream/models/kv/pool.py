@@ -76,7 +76,9 @@ class PageList:
         assert count <= self._num_free, "the caller has asked how many there are"
         pages: list[int] = []
         if after is not None:
-            pages += self._cut(self._run_at(after + 1), count)
+            index = bisect_left(self._runs, (after + 1, 0))
+            if index < len(self._runs) and self._runs[index][0] == after + 1:
+                pages += self._cut(index, count)
         while len(pages) < count:
             missing = count - len(pages)
             fitting = [index for index, (_, size) in enumerate(self._runs) if size >= missing]
@@ -99,16 +101,8 @@ class PageList:
         self._runs.insert(index, (start, size))
         self._num_free += 1
 
-    def _run_at(self, page: int) -> int | None:
-        """The run that begins with a page, if one does."""
-        index = bisect_left(self._runs, (page, 0))
-        found = index < len(self._runs) and self._runs[index][0] == page
-        return index if found else None
-
-    def _cut(self, index: int | None, count: int) -> list[int]:
+    def _cut(self, index: int, count: int) -> list[int]:
         """Up to `count` pages off the front of a run."""
-        if index is None:
-            return []
         start, size = self._runs[index]
         taken = min(size, count)
         if taken == size:

@@ -46,7 +46,6 @@ class NativeChains:
         return is_plain_softmax(sampling) and rule_of(stop) is not None
 
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
-        """Return the positions of each chain. Raises as `GlideScorer.score`."""
         for ask in asks:
             self._scorer.check(ask.sync)
         batch, cross = self._draft.laid_out([self._scorer.step(ask.sync) for ask in asks])

@@ -62,7 +62,6 @@ class NativeGlide:
             self.engine += " Q4_1" if head.kind == Q4_1 else " Q4_1+Q8_0"
 
     def reach(self, length: int) -> None:
-        """Compute rotary factors of positions 0..length-1."""
         self.model.set_rotary(*self._target.rotary(length))
 
     def scores(self, steps: Sequence[SessionStep]) -> Scores:

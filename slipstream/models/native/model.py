@@ -192,7 +192,6 @@ class NativeDecoder(Decoder):
         return self._model.forward(pool, batch, num_kept=len(batch)), []
 
     def logits(self, hidden: Array) -> Array:
-        """Logits [rows, vocab], float32, of hidden states [rows, d]."""
         logits = self._model.logits(hidden)
         return logits if self._logits_scaling == 1 else logits / self._logits_scaling
 

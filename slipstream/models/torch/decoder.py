@@ -106,7 +106,6 @@ class TorchDecoder(Decoder):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
         return self._head(hidden)
 
     def run(self, pool: KvPool, shape: ForwardShape, values: Tensor) -> Tensor:
