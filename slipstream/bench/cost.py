@@ -142,7 +142,6 @@ class CacheSource:
     cache: KvCache
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
-        """See `KvSource.view`."""
         return self.cache.view(layers)
 
 

@@ -113,11 +113,9 @@ def table_of(
     labels: Sequence[str],
     columns: Mapping[str, Cell],
     rows: Iterable[tuple[Sequence[str], Figures]],
-    *,
-    title: str | None = None,
 ) -> Table:
     """Return a table of rows, each with its labels and a cell for each column."""
-    shown = table(*labels, *columns, title=title)
+    shown = table(*labels, *columns)
     for names, of in rows:
         shown.add_row(*names, *(cell(of) for cell in columns.values()))
     return shown

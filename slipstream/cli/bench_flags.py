@@ -1,14 +1,18 @@
 """The options that benchmarks share, and the facts that go with their figures."""
 
+import os
+import platform
 import shlex
 import sys
 from dataclasses import asdict, dataclass
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from slipstream.bench.engines import MethodEngines
-from slipstream.bench.environment import environment, running_dtype
 from slipstream.bench.harness import check_writable
 from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
@@ -19,9 +23,16 @@ from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
 from slipstream.files import write_json
+from slipstream.models.dtypes import FP8, Q8, choose_dtype
 from slipstream.models.format.digests import file_digest, weights_digests
 from slipstream.models.format.resolve import find_local, resolve
+from slipstream.models.loaded import parse_device
+from slipstream.models.machine import describe_machine
+from slipstream.models.native.library import has_kernels
 from slipstream.options import option
+from slipstream.revision import code_revision
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +83,11 @@ class ModelFlags:
 
     def facts(self, *others: str) -> dict[str, Any]:
         """Return the machine, the target, and the digests of it and of other models by name."""
+        chosen = choose_dtype(self.dtype, parse_device(self.device), native=has_kernels())
         return {
             **machine_facts(self.device),
             "target": self.target,
-            "dtype": running_dtype(self.dtype, self.device),
+            "dtype": self.dtype if self.dtype in (FP8, Q8) else chosen.name,
             **weights_facts(self.target, *others),
         }
 
@@ -121,14 +133,21 @@ class OutputFlags:
             write_json(self.json, values)
 
 
-def command_line() -> str:
-    """Return the command line that is running."""
-    return shlex.join(["slipstream", *sys.argv[1:]])
-
-
 def machine_facts(device: str) -> dict[str, Any]:
-    """Return versions, machine and command line."""
-    return {**environment(device), "command": command_line()}
+    """Return versions, machine, code and command line; `device` is where the models run."""
+    is_gpu, machine = device.startswith("cuda"), describe_machine(torch.get_num_threads())
+    return {
+        **machine,
+        "git_commit": code_revision(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "processor": machine["processor"].split("\n")[0],
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "num_processors": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if is_gpu else device,
+        "command": shlex.join(["slipstream", *sys.argv[1:]]),
+    }
 
 
 def weights_facts(*names: str) -> dict[str, Any]:

@@ -28,10 +28,9 @@ from slipstream.bench.calibrate import (
     settings,
 )
 from slipstream.bench.engines import MethodEngines
-from slipstream.bench.environment import environment
 from slipstream.bench.figures import fixed, table
 from slipstream.bench.harness import check_writable
-from slipstream.cli.bench_flags import ModelFlags, QuestionFlags, command_line
+from slipstream.cli.bench_flags import ModelFlags, QuestionFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console
@@ -76,9 +75,9 @@ def calibrate(
     figures_console().print(_table(timed))
     best = timed[0]
     typer.echo(f"chosen: {best.name}")
-    machine = environment(models.device)
+    machine = machine_facts(models.device)
     notes = {
-        "command": command_line(),
+        "command": machine.pop("command"),
         "revision": machine.pop("git_commit", None),
         "machine": machine,
         "measured": {

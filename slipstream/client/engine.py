@@ -17,7 +17,6 @@ from slipstream.drafting.build import (
     load_draft_model,
 )
 from slipstream.drafting.kv_mirror import KvMirror
-from slipstream.drafting.memory import DraftMemory
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
 from slipstream.models.format.tokenizer import text_tokenizer
@@ -26,7 +25,7 @@ from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model
-from slipstream.models.memory import AUTO, check_budget
+from slipstream.models.memory import AUTO, DraftMemory, check_budget
 from slipstream.models.scorer import WINDOW, KvView, skippable
 from slipstream.models.threads import set_num_threads
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS

@@ -13,8 +13,7 @@ from slipstream.core.ports import Draft
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.checks import MAX_TOKENS
-from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
-from slipstream.drafting.memory import NUM_PAGES, DraftMemory
+from slipstream.drafting.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
 from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.drafting.reader import Score
 from slipstream.drafting.trial import step_seconds
@@ -30,7 +29,7 @@ from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loaded import require_same_tokenizer
 from slipstream.models.loading import causal_model, load_model
-from slipstream.models.memory import MemoryPlan
+from slipstream.models.memory import DraftMemory, MemoryPlan
 from slipstream.models.scorer import Scorer
 from slipstream.ngrams.store_file import NgramStores
 
@@ -214,7 +213,13 @@ def load_draft_model(name: str, target: DraftTarget) -> DraftModel:
 def glide_folder(name: str, model_id: str) -> Path:
     """Return the directory of GliDe weights of a draft. Raises `InvalidRequest`."""
     if name == "glide":
-        return _shipped(model_id)
+        folder = shipped_folder(model_id)
+        if not folder.is_dir():
+            raise InvalidRequest(
+                f"no GliDe weights are shipped for {model_id}; train some with"
+                " `slipstream train glide` and name their directory, or draft with ngram"
+            )
+        return folder
     if not name or not os.path.isdir(path_of(name)):
         raise InvalidRequest(
             f"the draft is {name!r}, but must be glide, ngram, none, vanilla:MODEL or a"
@@ -226,16 +231,6 @@ def glide_folder(name: str, model_id: str) -> Path:
 def shipped_folder(model_id: str) -> Path:
     """Return where GliDe weights for a model lie, if some were shipped."""
     return _SHIPPED / f"{model_id}-glide"
-
-
-def _shipped(model_id: str) -> Path:
-    folder = shipped_folder(model_id)
-    if not folder.is_dir():
-        raise InvalidRequest(
-            f"no GliDe weights are shipped for {model_id}; train some with"
-            " `slipstream train glide` and name their directory, or draft with ngram"
-        )
-    return folder
 
 
 def _glide(folder: Path, target: DraftTarget) -> DraftModel:
@@ -274,7 +269,7 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     if not model_id:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
     loaded = load_model(model_id, dtype=target.dtype, device=target.device)
-    require_same_tokenizer(target, loaded)
+    require_same_tokenizer(target.model_id, target.tokenizer_hash, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = causal_model(loaded.model, numerics="fast", path=loaded.path)
     memory = target.memory.plan(

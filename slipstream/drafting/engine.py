@@ -25,11 +25,13 @@ from slipstream.drafting.growth import (
     Growth,
     ProposalSteps,
 )
-from slipstream.drafting.memory import NUM_PAGES
 from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.scorer import ChainRequest, Chains, KvView, Scorer, read
+
+NUM_PAGES = 64
+"""Memory of a draft without a budget: pages for some 8,000 tokens."""
 
 
 class KvSource(Protocol):

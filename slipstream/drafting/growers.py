@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree, shares_of
 from slipstream.core.draft.dynamic import CandidateTree
-from slipstream.core.policy.stop import Stop, StopSignal
+from slipstream.core.policy.stop import Stop
 from slipstream.core.stop_reasons import AHEAD, TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
@@ -194,7 +194,9 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
             tree.add(node, below.tokens, [*map(below.stats, below.tokens)], below.probs)
         if depth == limit:
             break
-        if stop.should_stop(_signal(growth, tree, found, depth)):
+        best = max(found, key=tree.prob)
+        path_prob = tree.prob(best) * growth.acceptance(found[best])
+        if stop.should_stop(growth.signal(found[best], depth, path_prob)):
             stopped_by = "policy"
             break
         newest = tree.next(width, min_depth=depth, max_depth=depth + 1)
@@ -205,13 +207,6 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
             break
         depth += 1
     return tree.best(plan.max_nodes, stopped_by)
-
-
-def _signal(
-    growth: Growth, tree: CandidateTree, found: dict[int, Candidates], depth: int
-) -> StopSignal:
-    best = max(found, key=tree.prob)
-    return growth.signal(found[best], depth, tree.prob(best) * growth.acceptance(found[best]))
 
 
 def _expand(

@@ -8,9 +8,8 @@ from typing import Any
 
 from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.models.dtypes import Array
-from slipstream.models.kv.buffers import buffers_for
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
-from slipstream.models.memory import shown
+from slipstream.models.memory import buffers_for, shown
 from slipstream.models.scorer import NUM_SINKS, KvView
 
 

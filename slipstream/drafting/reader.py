@@ -38,14 +38,9 @@ Score = Callable[[Floats, Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(ChainPosition):
     """The draft's candidates for one position; `tokens` are the best or the first drawn first."""
 
-    tokens: tuple[int, ...]
-    probs: tuple[float, ...]
-    top_prob: float
-    entropy: float
-    score: float | None = None
     distribution: SparseDistribution | None = None
 
     def first(self, count: int) -> "Candidates":

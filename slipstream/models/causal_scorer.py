@@ -6,15 +6,14 @@ from itertools import accumulate, islice
 
 import numpy as np
 
-from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
 from slipstream.core.verify.noise import Floats
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes, on_host
+from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
+from slipstream.models.scorer import Ask, Grow, Scorer, Scores, Sync, check_ask, check_room, on_host
 
 
 @dataclass(slots=True)
@@ -27,23 +26,23 @@ class CausalState:
     num_synced: int = 0
 
 
-class CausalScorer:
+class CausalScorer(Scorer):
     """`Scorer` over a `CausalModel`. A chain grows in its cache, a tree is scored anew.
 
     The tokens of a pass share a forward, as far as there is room for their trees; in `fast`
     numerics a token may differ in the last bit from the same token alone.
     """
 
-    vocab: None = None
-    max_lag: int | None = None
+    vocab = None
+    max_lag = None
 
     def __init__(self, model: CausalModel, *, vocab_size: int | None = None) -> None:
         """Leading ids up to `vocab_size` are scored, by default all of the model's."""
         self._model = model
         self._vocab_size = vocab_size or model.vocab_size
         self.context_length: int = model.context_length
-        self.hidden_size: int = model.hidden_size
-        self.layout: KvLayout = model.layout
+        self.hidden_size = model.hidden_size
+        self.layout = model.layout
 
     def pool(self, num_pages: int) -> KvPool:
         return self._model.pool(num_pages)
@@ -61,29 +60,20 @@ class CausalScorer:
     def skip(self, state: CausalState, skipped: int) -> None:
         assert not skipped, "a plain draft reads whole texts"
 
-    def num_same(self, state: CausalState, tokens: Sequence[int]) -> int:
-        return common_prefix(state.tokens, tokens)
-
     def check(self, ask: Ask) -> None:
-        state: CausalState = ask.state
-        end = len(ask.tokens)
+        state, end = ask.state, len(ask.tokens)
+        check_ask(ask, state.parents, state.num_synced)
         if isinstance(ask, Grow):
-            check_nodes(ask, state.parents, state.num_synced)
             tree = TokenTree((*state.nodes, *ask.tokens), (*state.parents, *ask.parents))
             end = state.num_synced + max(tree.depths())
-        elif not ask.tokens:
-            raise InvalidRequest("a draft cannot score an empty prefix")
-        limit = min(state.cache.num_slots, self.context_length)
-        if end > limit:
-            raise CapacityError(
-                f"the draft's session has room for {limit} tokens, {end} are needed"
-            )
+        check_room(end, min(state.cache.num_slots, self.context_length))
 
     def score(self, asks: Sequence[Ask]) -> Scores:
         """See `Scorer.score`; what a plain draft can read of the target is nothing."""
         for ask in asks:
             self.check(ask)
-        parts = [self._known(_part(ask)) for ask in asks]
+        laid = [_synced(ask) if isinstance(ask, Sync) else _grown(ask) for ask in asks]
+        parts = [self._known(part) for part in laid]
         counts = (len(ask.tokens) if isinstance(ask, Grow) else int(ask.is_scored) for ask in asks)
         room = len(asks[0].state.cache.pool.scratch)
         found = [
@@ -91,12 +81,6 @@ class CausalScorer:
         ]
         logits, hidden = (np.concatenate(rows) for rows in zip(*found, strict=True))
         return Scores(logits, hidden)
-
-    def num_bytes(self, state: CausalState) -> int:
-        return state.cache.num_bytes
-
-    def close(self, state: CausalState) -> None:
-        state.cache.close()
 
     def _known(self, part: Part) -> Part:
         """The part with the last token of the model in the place of each that it does not have.
@@ -122,10 +106,6 @@ class CausalScorer:
         wanted = [row for span in spans for row in span]
         kept = hidden[wanted]
         return on_host(self._model.logits(kept)[:, : self._vocab_size]), on_host(kept)
-
-
-def _part(ask: Ask) -> Part:
-    return _synced(ask) if isinstance(ask, Sync) else _grown(ask)
 
 
 def _synced(ask: Sync) -> Part:

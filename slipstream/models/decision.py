@@ -8,7 +8,6 @@ trains it.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.numpy import load_file, save
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.verify.noise import Floats
+from slipstream.files import write_whole
 from slipstream.models.format.digests import file_digest
 from slipstream.models.format.folder import reading, shown
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
@@ -89,9 +89,8 @@ def draft_digest(directory: Path) -> bytes:
 def save_decision(model: DecisionModel, directory: Path) -> None:
     """Write the weights beside the draft's in `directory`, whole or not at all."""
     digest = np.frombuffer(draft_digest(directory), np.uint8)
-    part = directory / (DECISION_NAME + ".part")
-    part.write_bytes(save({**model.weights, _DRAFT_KEY: digest}, metadata={"format": "pt"}))
-    os.replace(part, directory / DECISION_NAME)
+    whole = save({**model.weights, _DRAFT_KEY: digest}, metadata={"format": "pt"})
+    write_whole(directory / DECISION_NAME, whole, mode=0o644)
 
 
 def load_decision(directory: Path, *, hidden_size: int) -> DecisionModel | None:

@@ -64,6 +64,7 @@ class Decoder(Protocol):
 
     def prepare(self, pool: KvPool) -> None:
         """Capture whatever forwards over a new pool may come, where forwards are captured."""
+        return None
 
     def logits(self, hidden: Any) -> Any:
         """Return logits [rows, vocab] of hidden states [rows, d]."""
@@ -71,3 +72,4 @@ class Decoder(Protocol):
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         """Return the most bytes that are kept besides weights, caches and one forward's own, whose
         rows take `row_bytes` and states `output_bytes`."""
+        return 0

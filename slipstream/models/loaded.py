@@ -9,15 +9,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.core.request.request import MODEL_DEFAULTS
 from slipstream.core.types import SamplingParams
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
-from slipstream.models.format.folder import brief, gguf_in, reading, shown
-from slipstream.models.format.gguf import quiet_transformers
+from slipstream.models.format.folder import brief, gguf_in, quiet_transformers, reading, shown
 from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.format.resolve import short_name
@@ -178,24 +177,14 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
         return found
 
 
-class IdentifiedModel(Protocol):
-    """Model with a known numbering of tokens; a hash of None is not compared."""
-
-    @property
-    def model_id(self) -> str:
-        """The name of the model in errors."""
-
-    @property
-    def tokenizer_hash(self) -> str | None: ...
-
-
-def require_same_tokenizer(target: IdentifiedModel, draft: LoadedModel) -> None:
-    """Raise `ModelMismatch` unless both number their tokens alike."""
-    if target.tokenizer_hash not in (None, draft.tokenizer_hash):
+def require_same_tokenizer(model_id: str, tokenizer_hash: str | None, draft: LoadedModel) -> None:
+    """Raise `ModelMismatch` unless a target and a draft number their tokens alike; a hash of None
+    is not compared."""
+    if tokenizer_hash not in (None, draft.tokenizer_hash):
         raise ModelMismatch(
             f"the draft {draft.model_id} numbers its tokens differently "
-            f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {target.model_id} "
-            f"({str(target.tokenizer_hash)[:12]})"
+            f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {model_id} "
+            f"({str(tokenizer_hash)[:12]})"
         )
 
 

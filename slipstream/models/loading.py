@@ -4,7 +4,7 @@ decided here only."""
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from slipstream.core.errors import ModelError
 from slipstream.models.causal import CausalModel
@@ -14,7 +14,6 @@ from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
 from slipstream.models.format.tokenizer import fitted
-from slipstream.models.format.wheel import Progress
 from slipstream.models.loaded import (
     LoadedModel,
     find_source,
@@ -44,13 +43,12 @@ def load_model(
     *,
     dtype: str = AUTO,
     device: str = CPU,
-    progress: Progress | None = None,
     num_ranks: int = 1,
 ) -> LoadedModel:
     """Load a model to serve, by alias, path or hub id: a source of weights for native code where
     that computes it, without transformers; else as `load_target_parts` does, which lists errors."""
     choose_dtype(dtype, parse_device(device), native=has_kernels())
-    path = resolve(name, progress=progress)
+    path = resolve(name)
     folder, gguf = find_sources(path)
     try:
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
@@ -58,8 +56,7 @@ def load_model(
         _LOG.info("%s is loaded by transformers: %s", path.name, reason)
         from slipstream.models.torch.loading import load_target_parts
 
-        options: Any = {"progress": progress, "num_ranks": num_ranks}
-        return load_target_parts(name, dtype=dtype, device=device, **options)
+        return load_target_parts(name, dtype=dtype, device=device, num_ranks=num_ranks)
     with reading(path):
         arch = source.architecture
         tokenizer = fitted(find_tokenizer(folder, gguf), path, arch.vocab_size)
@@ -98,7 +95,13 @@ def causal_model(
         mark = None if ranks and ranks.rank else mark_of(model, path, computed)
         known_states = ReferenceCheck(model, sizes.vocab_size, mark, ranks)
         found = _native(model, sizes, engine) if split is None else None
-        found = found or _torch(model, sizes, numerics, engine, split)
+        if found is None:
+            from slipstream.models.torch.choice import torch_decoder
+
+            assert not isinstance(model, WeightSource), "native code computes what was read for it"
+            assert engine != "native", "which was refused"
+            own = torch_decoder(model, sizes, numerics=numerics, engine=engine, split=split)
+            found = CausalModel(own, sizes)
     known_states.check(found.sample, sizes)
     if split is not None:
         from slipstream.models.torch.choice import driven
@@ -131,18 +134,3 @@ def _native(
                 reason,
             )
         return None
-
-
-def _torch(
-    model: "WeightSource | PreTrainedModel",
-    sizes: ModelSizes,
-    numerics: str,
-    engine: Engine | None,
-    split: "TensorParallelGroup | None",
-) -> CausalModel:
-    from slipstream.models.torch.choice import torch_decoder
-
-    assert not isinstance(model, WeightSource), "native code computes what was read for it"
-    assert engine != "native", "which was refused"
-    decoder = torch_decoder(model, sizes, numerics=numerics, engine=engine, split=split)
-    return CausalModel(decoder, sizes)

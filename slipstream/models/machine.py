@@ -10,8 +10,7 @@ import json
 import logging
 import os
 import platform
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +26,6 @@ _LOG = logging.getLogger("slipstream.models")
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
 """Lines of /proc/cpuinfo that differ between kinds of processors, on x86-64 and ARM."""
-_PASSES = 6
 _MOST_KEPT = 1 << 28
 """Bytes of a file that is kept; the largest have a tokenizer."""
 
@@ -61,7 +59,9 @@ class Measurements:
             write_kept(self._path, "measurements", json.dumps(content, indent=1))
 
     def _read(self) -> dict[str, Any]:
-        return {} if self._path is None else read_kept(self._path, "measured", _measured) or {}
+        if self._path is None:
+            return {}
+        return read_kept(self._path, "measured", lambda content: {**content["measured"]}) or {}
 
 
 def read_kept(path: Path, what: str, read: Callable[[Any], Any]) -> Any:
@@ -91,11 +91,6 @@ def write_kept(path: Path, what: str, text: str) -> None:
         os.replace(part, path)
     except OSError as error:
         _LOG.debug("%s can't be kept in %s: %s", what, path, error)
-
-
-def _measured(content: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {**content["measured"]}
-    return found
 
 
 def this_machine() -> Measurements:
@@ -142,23 +137,3 @@ def _processor() -> str:
     }
     name = found.get("model name", platform.machine())
     return "\n".join([name, *(found[key] for key in _CPU_FIELDS if key in found)])
-
-
-def best_seconds(
-    alternatives: Sequence[Callable[[], object]],
-    *,
-    passes: int = _PASSES,
-) -> list[float]:
-    """Return the shortest time of each alternative, in seconds.
-
-    They run in turn, `passes` times after a first one that warms up: what else the machine does
-    only ever adds to a time, and hardly to every one of them.
-    """
-    best = [float("inf")] * len(alternatives)
-    for number in range(passes + 1):
-        for index, run in enumerate(alternatives):
-            start = time.perf_counter()
-            run()
-            if number:
-                best[index] = min(best[index], time.perf_counter() - start)
-    return best

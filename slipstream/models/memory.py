@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.tree import MAX_NODES
 from slipstream.models.dtypes import CPU
-from slipstream.models.kv.pool import KvLayout
+from slipstream.models.kv.pool import BLOCK_SIZE, HOST, Buffers, KvLayout, round_up
 from slipstream.options import check_bounds, option
 
 AUTO = "auto"
@@ -54,6 +55,47 @@ class MemoryPlan:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """Limits of a draft's memory for its own keys and values, and for those that it mirrors of a
+    target: both grow with the same tokens, so that one budget covers them in pages of both.
+
+    `budget` is as in `num_pages`; no more is taken than `max_sessions` sessions of the longest
+    length can use. `is_mirroring` is set if the target's keys are copied here.
+    """
+
+    budget: str = "0.25"
+    max_sessions: int = 64
+    is_mirroring: bool = False
+
+    def plan(
+        self,
+        layout: KvLayout,
+        *,
+        weight_bytes: int,
+        workspace_bytes: int,
+        max_tokens: int,
+        num_target_layers: int = 0,
+    ) -> MemoryPlan:
+        """Return a plan in pages of `layout`, with as many tokens of mirrored target layers.
+
+        The model takes so many bytes besides keys and values; its longest session has `max_tokens`.
+        Raises as `num_pages` does.
+        """
+        page_bytes = layout.bytes_per_page
+        if self.is_mirroring:  # a target with the draft's heads
+            page_bytes += layout.bytes_per_page // layout.num_layers * num_target_layers
+        longest = round_up(max_tokens + MAX_NODES, BLOCK_SIZE) // BLOCK_SIZE
+        count = num_pages(
+            self.budget,
+            layout.device,
+            page_bytes,
+            workspace_bytes=workspace_bytes,
+            most=self.max_sessions * longest,
+        )
+        return MemoryPlan(weight_bytes, count, page_bytes, workspace_bytes)
+
+
 def check_budget(budget: str) -> None:
     """Raise `InvalidRequest` unless it is "auto", a share of what is free, or a size."""
     if budget != AUTO:
@@ -61,19 +103,19 @@ def check_budget(budget: str) -> None:
 
 
 def num_pages(
-    budget: str, layout: KvLayout, *, workspace_bytes: int = 0, most: int | None = None
+    budget: str, device: str, page_bytes: int, *, workspace_bytes: int = 0, most: int | None = None
 ) -> int:
     """Pages that fit a budget: a size ("2GiB"), a share of the free memory ("0.5"), or "auto".
 
     A share leaves room for the workspace. No more than `most`, which is all that could be used.
     Raises `InvalidRequest` for what is no budget, `CapacityError` for less than a page.
     """
-    size = budget_bytes(budget, layout.device, workspace_bytes=workspace_bytes)
-    count = size // layout.bytes_per_page
+    size = budget_bytes(budget, device, workspace_bytes=workspace_bytes)
+    count = size // page_bytes
     if count < 1:
         raise CapacityError(
             f"a budget of {budget} is {shown(size)} for keys and values, but a page takes"
-            f" {shown(layout.bytes_per_page)}"
+            f" {shown(page_bytes)}"
         )
     return count if most is None else min(count, most)
 
@@ -150,6 +192,15 @@ def wait_for(device: str) -> None:
         import torch
 
         torch.cuda.synchronize(device)
+
+
+def buffers_for(device: str) -> Buffers:
+    """Return the allocator of a device, as torch names it."""
+    if device == CPU:
+        return HOST
+    from slipstream.models.torch.arrays import TorchBuffers
+
+    return TorchBuffers(device)
 
 
 @dataclass(frozen=True, slots=True)

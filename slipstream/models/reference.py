@@ -58,7 +58,9 @@ class ReferenceCheck:
             own = model.reference() if isinstance(model, WeightSource) else model
             own.requires_grad_(False).eval()
             self._expected = computed_states(own, sample_tokens(vocab_size))
-            if isinstance(model, WeightSource) and not _is_usable(self._expected[0]):
+            hidden = self._expected[0]
+            is_usable = np.isfinite(hidden).all() and hidden.any()
+            if isinstance(model, WeightSource) and not is_usable:
                 raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
 
     def check(self, sample: Callable[[], tuple[Array, Array]], sizes: ModelSizes) -> None:
@@ -84,10 +86,6 @@ class ReferenceCheck:
                 raise ModelError(f"{name} can't be served: {difference}")
         if self._mark is not None:
             this_machine().keep(self._mark, _AS_TRANSFORMERS)
-
-
-def _is_usable(hidden: Array) -> bool:
-    return bool(np.isfinite(hidden).all() and hidden.any())
 
 
 def _without_numbers(source: WeightSource) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.policy.stop import (
     Calibration,
     CostStop,
@@ -16,6 +16,7 @@ from slipstream.core.policy.stop import (
     Stop,
     SvipStop,
 )
+from slipstream.core.sequence import common_prefix
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.noise import Floats
 
@@ -187,7 +188,7 @@ class ChainPosition:
     probs: tuple[float, ...]
     top_prob: float
     entropy: float
-    score: float | None
+    score: float | None = None
 
 
 class Chains(Protocol):
@@ -218,25 +219,16 @@ Ask = Sync | Grow
 class Scorer(Protocol):
     """A draft model that scores prefixes and grows token trees behind them, of many sessions."""
 
-    @property
-    def vocab(self) -> NDArray[np.int64] | None:
-        """[V_d] int64, target id of each column, ascending; None for the target's vocabulary."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width d of the hidden states."""
-
-    @property
-    def max_lag(self) -> int | None:
-        """Largest staleness + depth the weights were trained for; None for no limit."""
-
-    @property
-    def context_length(self) -> int | None:
-        """Most tokens of a session, a path behind them included; None for the target's limit."""
-
-    @property
-    def layout(self) -> "KvLayout":
-        """Shape of its own keys and values."""
+    vocab: NDArray[np.int64] | None
+    """[V_d] int64, target id of each column, ascending; None for the target's vocabulary."""
+    hidden_size: int
+    """Width d of the hidden states."""
+    max_lag: int | None
+    """Largest staleness + depth the weights were trained for; None for no limit."""
+    context_length: int | None
+    """Most tokens of a session, a path behind them included; None for the target's limit."""
+    layout: "KvLayout"
+    """Shape of its own keys and values."""
 
     def pool(self, num_pages: int) -> "KvPool":
         """Memory for the states of an engine's sessions."""
@@ -255,6 +247,7 @@ class Scorer(Protocol):
 
     def num_same(self, state: Any, tokens: Sequence[int]) -> int:
         """Leading tokens of `tokens` that the state holds, so that no `Sync` computes them."""
+        return common_prefix(state.tokens, list(tokens))
 
     def check(self, ask: Ask) -> None:
         """Raise `InvalidRequest`, `CapacityError` or `ModelMismatch` for an impossible request."""
@@ -269,14 +262,21 @@ class Scorer(Protocol):
         """
 
     def num_bytes(self, state: Any) -> int:
-        """Bytes of the state's keys and values."""
+        """Bytes of the state's own keys and values."""
+        return int(state.cache.num_bytes)
 
     def close(self, state: Any) -> None:
-        """Free the state."""
+        """Free the state; it cannot be used afterwards."""
+        state.cache.close()
 
 
-def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:
-    """Raise `InvalidRequest` for nodes that don't fit below a tree with these `parents`."""
+def check_ask(ask: Ask, parents: Sequence[int], num_synced: int) -> None:
+    """Raise `InvalidRequest` for an empty prefix, and for nodes that don't fit below a tree with
+    these `parents`."""
+    if isinstance(ask, Sync):
+        if not ask.tokens:
+            raise InvalidRequest("a draft cannot score an empty prefix")
+        return
     if not ask.tokens or len(ask.tokens) != len(ask.parents):
         raise InvalidRequest(
             f"{len(ask.tokens)} tokens with {len(ask.parents)} parents: give one parent per token,"
@@ -287,6 +287,12 @@ def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:
     old = len(parents)
     if min(ask.parents) < -1 or max(ask.parents) >= old:
         raise InvalidRequest(f"parents {list(ask.parents)} must lie within -1..{old - 1}")
+
+
+def check_room(needed: int, limit: int) -> None:
+    """Raise `CapacityError` for more tokens than a session has room for."""
+    if needed > limit:
+        raise CapacityError(f"the draft's session has room for {limit} tokens, {needed} are needed")
 
 
 def on_host(values: Any) -> Floats:

@@ -121,7 +121,11 @@ def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, Mem
     longest = round_up(model.context_length, BLOCK_SIZE) // BLOCK_SIZE
     workspace = model.workspace_bytes(limits.max_rows)
     count = num_pages(
-        limits.kv_memory, layout, workspace_bytes=workspace, most=limits.max_sessions * longest
+        limits.kv_memory,
+        layout.device,
+        layout.bytes_per_page,
+        workspace_bytes=workspace,
+        most=limits.max_sessions * longest,
     )
     pool = model.pool(count, scratch_rows=limits.max_rows)
     model.decoder.prepare(pool)

@@ -128,11 +128,6 @@ class KvMemory:
         """Bytes of pages in the prefix cache, those in use included."""
         return len(self._prefixes) * self.pool.layout.bytes_per_page
 
-    @property
-    def num_idle_bytes(self) -> int:
-        """Bytes of pages in the prefix cache that no session uses."""
-        return self._prefixes.num_idle * self.pool.layout.bytes_per_page
-
     def open(self, tokens: Sequence[int], num_slots: int, *, is_empty: bool = False) -> KvCache:
         """Return room for `num_slots` positions, with what is cached of all `tokens` but the last,
         unless it is to be empty.

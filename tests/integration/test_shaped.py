@@ -14,7 +14,6 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Shape, StopPolicy
 from slipstream.core.verify.draws import fits_device
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import save_decision
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
@@ -38,7 +37,7 @@ def shaped_target(device="cpu"):
 
 def shaped_draft(target):
     scorer = tiny.glide(native=False)
-    chains = GlideChains(scorer, Replay(torch.device("cpu")), context_length=512)
+    chains = GlideChains(scorer, 512)
     return LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
 
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import check
-from slipstream.drafting.memory import DraftMemory
-from slipstream.models.memory import ComputeOptions
+from slipstream.models.memory import ComputeOptions, DraftMemory
 from slipstream.models.scorer import NUM_SINKS, WINDOW
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions

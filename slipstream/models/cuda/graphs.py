@@ -6,7 +6,7 @@ Static inputs and outputs are the same in both.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -52,15 +52,6 @@ class Replay:
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._entries
-
-    def both(self) -> Iterator[tuple[Hashable, tuple[Tensor, ...], tuple[Tensor, ...]]]:
-        """Yield each key with what its replay computes, and what its body does, both anew over the
-        inputs of its last run."""
-        for key, entry in self._entries.items():
-            with torch.inference_mode():
-                entry.replay()
-                computed = entry.body(*entry.inputs)
-            yield key, entry.outputs, computed
 
     @torch.inference_mode()
     def run(self, key: Hashable, body: Body, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from slipstream.models.cuda.layers import ScaledLinear, rounded
 from slipstream.models.decoder import ANY_ROWS, RowRule
+from slipstream.models.glide.glide import RmsNorm
 
 _PROBED = (*(1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96), *range(128, 513, 64))
 _FALLBACK = 16
@@ -34,7 +35,7 @@ class SteadyProducts:
                 self._probe(child)
                 setattr(module, name, SteadyLinear(child, self))
             elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
-                setattr(module, name, SteadyNorm(child))
+                setattr(module, name, _norm(child))
             else:
                 self._swap(child)
 
@@ -66,16 +67,11 @@ class SteadyLinear(nn.Module):
         return tiled(self._linear, rows, self._products.rule).view(*x.shape[:-1], -1)
 
 
-class SteadyNorm(nn.Module):
-    """A root-mean-square norm by torch's fused kernel, which adds up each row alone."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight, self._eps = norm.weight, norm.variance_epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] -> the same shape and dtype."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
+def _norm(norm: Any) -> RmsNorm:
+    """Return a norm by torch's fused kernel, which adds up each row alone."""
+    found = RmsNorm(len(norm.weight), norm.variance_epsilon)
+    found.weight = norm.weight
+    return found
 
 
 def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tensor:

@@ -60,15 +60,11 @@ def _missing_weights(folder: Path) -> str | None:
         return f"no {WEIGHTS} (pickled weights are never loaded)"
     with reading(index):
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if outside := sorted(name for name in shards if _leaves_folder(name)):
+        paths = map(PurePath, sorted(shards))
+        if outside := [str(path) for path in paths if path.is_absolute() or ".." in path.parts]:
             return f"{SHARD_INDEX} names {outside[0]!r:.200}, which is not in the directory"
         lacking = sorted(name for name in shards if not (folder / name).is_file())
     return f"no {shown(lacking[:1])}" if lacking else None
-
-
-def _leaves_folder(name: str) -> bool:
-    path = PurePath(name)
-    return path.is_absolute() or ".." in path.parts
 
 
 @contextmanager
@@ -102,19 +98,15 @@ def all_or_nothing(cache_dir: Path, name: str) -> Iterator[Path]:
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{name}-", dir=cache_dir))
         yield scratch
-        _open_to_read(scratch)
+        scratch.chmod(0o755)
+        for path in scratch.iterdir():
+            path.chmod(0o644)
         scratch.rename(cache_dir / name)
     except (OSError, SafetensorError) as error:
         raise unwritable(cache_dir, error) from error
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _open_to_read(folder: Path) -> None:
-    folder.chmod(0o755)
-    for path in folder.iterdir():
-        path.chmod(0o644)
 
 
 def unwritable(cache_dir: Path, error: Exception) -> ModelError:
@@ -192,6 +184,23 @@ def reading(subject: object) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise WeightsError(f"{subject} can't be loaded ({brief(error)})") from error
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep bars and warnings of transformers back; errors still raise, and all comes back
+    afterwards as it was."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def shown(names: Sequence[str]) -> str:

@@ -197,8 +197,9 @@ class _Reader:
             if (name := self._name_of("field")) in found:
                 raise self._broken(f"it has the field {name} twice")
             found[name] = self._value(self._number("I"))
-            if name.endswith(".block_count") and not _is_count(found[name]):
-                shown = f"{found[name]!r:.60}"
+            layers = found[name] if name.endswith(".block_count") else 1
+            if not isinstance(layers, int) or not 1 <= layers <= MAX_LAYERS:
+                shown = f"{layers!r:.60}"
                 raise self._broken(f"its {name} is {shown}, but 1 to {MAX_LAYERS} can be loaded")
         return found
 
@@ -292,7 +293,3 @@ class _Reader:
 
     def _broken(self, reason: str) -> WeightsError:
         return WeightsError(f"{self._name} is no whole GGUF file: {reason}")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and 1 <= value <= MAX_LAYERS

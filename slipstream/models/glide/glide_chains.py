@@ -113,8 +113,6 @@ class GlideChains:
     def __init__(
         self,
         scorer: GlideScorer,
-        replay: Replay,
-        *,
         context_length: int,
         decision: DecisionModel | None = None,
         profile: Profile | None = None,
@@ -123,7 +121,8 @@ class GlideChains:
         length = context_length + MAX_DRAFT_TOKENS + BLOCK_SIZE
         draft, self._check = scorer.backend, scorer.check
         assert isinstance(draft, TorchGlide), "native code follows no chains"
-        self._draft, self._layers, self.replay = draft, scorer.config.target_layers, replay
+        self._draft, self._layers = draft, scorer.config.target_layers
+        self.replay = Replay(torch.device(scorer.layout.device))
         network = None if decision is None else network_of(decision, draft.embeddings.device)
         rotary = torch.stack(draft.rope(length))
         self._model = ChainModel(draft, rotary, network, len(self._layers))
@@ -255,13 +254,3 @@ def _found(rows: list[list[float]], num: int, ask: ChainRequest) -> list[ChainPo
         decided = None if math.isnan(score) or not ask.is_scored else score
         found.append(ChainPosition(tokens, probs, top_prob, entropy, decided))
     return found
-
-
-def device_chains(
-    scorer: GlideScorer, context_length: int, decision: DecisionModel | None, profile: Profile
-) -> GlideChains:
-    """Return the chains of a scorer on a device."""
-    replay = Replay(torch.device(scorer.layout.device))
-    return GlideChains(
-        scorer, replay, context_length=context_length, decision=decision, profile=profile
-    )

@@ -1,9 +1,8 @@
 """Description of a set of GliDe weights: shapes, its target, the lag it was trained for."""
 
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -93,32 +92,21 @@ _POSITIVE = (
 )
 
 
-def write_config(config: GlideConfig, directory: Path) -> None:
-    """Write `config.json` into `directory`, whole or not at all."""
-    path = directory / CONFIG_NAME
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
-
-
 def read_config(directory: Path) -> GlideConfig:
     """Read `config.json`; WeightsError when it is missing, broken or of another shape."""
     path = directory / CONFIG_NAME
     with reading(path):
-        return _from_json(json.loads(path.read_text(encoding="utf-8")), path)
-
-
-def _from_json(raw: Any, path: Path) -> GlideConfig:
-    if not isinstance(raw, dict):
-        raise WeightsError(f"{path} holds {type(raw).__name__}, not an object")
-    known = {field.name for field in fields(GlideConfig)}
-    unknown = sorted(set(raw) - known)
-    if unknown:
-        raise WeightsError(f"{path} has unknown fields: {shown(unknown)}")
-    for member in fields(GlideConfig):
-        value, kind = raw.get(member.name), _KINDS.get(member.type, object)
-        is_large = isinstance(value, int) and abs(value) > _LARGEST
-        if member.name in raw and (is_large or not isinstance(value, kind)):
-            raise WeightsError(f"{path} has {member.name} of {value!r:.40}, which can't be one")
-    layers = tuple(int(layer) for layer in raw["target_layers"])
-    return GlideConfig(**{**raw, "target_layers": layers})
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise WeightsError(f"{path} holds {type(raw).__name__}, not an object")
+        known = {field.name for field in fields(GlideConfig)}
+        unknown = sorted(set(raw) - known)
+        if unknown:
+            raise WeightsError(f"{path} has unknown fields: {shown(unknown)}")
+        for member in fields(GlideConfig):
+            value, kind = raw.get(member.name), _KINDS.get(member.type, object)
+            is_large = isinstance(value, int) and abs(value) > _LARGEST
+            if member.name in raw and (is_large or not isinstance(value, kind)):
+                raise WeightsError(f"{path} has {member.name} of {value!r:.40}, which can't be one")
+        layers = tuple(int(layer) for layer in raw["target_layers"])
+        return GlideConfig(**{**raw, "target_layers": layers})

@@ -1,17 +1,18 @@
 """GliDe weights as modules of torch: written and read for training, and made of what was read."""
 
-import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from slipstream.files import write_json, write_whole
 from slipstream.models.format.digests import file_digest
 from slipstream.models.format.folder import reading
 from slipstream.models.glide.glide import GlideModel
-from slipstream.models.glide.glide_config import WEIGHTS_NAME, write_config
+from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_weights import (
     BLOCKS_NAME,
     DRAFT_SHA256,
@@ -31,7 +32,7 @@ def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:
     dtype = TORCH_DTYPES[model.config.dtype]
     tensors = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
     write_tensors({**tensors, VOCAB: vocab.to(torch.int64)}, directory / WEIGHTS_NAME)
-    write_config(model.config, directory)
+    write_json(directory / CONFIG_NAME, asdict(model.config))
 
 
 def save_blocks(blocks: GlideBlocks, directory: Path) -> Path:
@@ -63,11 +64,9 @@ def glide_model(weights: GlideWeights) -> GlideModel:
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
     """Write a safetensors file with texts beside its tensors, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    # Not `save_file`, whose files only their owner may read. Some readers ask for the format.
-    whole = {name: value.contiguous() for name, value in tensors.items()}
-    part.write_bytes(save(whole, metadata={"format": "pt", **metadata}))
-    os.replace(part, path)
+    own = {name: value.contiguous() for name, value in tensors.items()}
+    # Some readers ask for the format.
+    write_whole(path, save(own, metadata={"format": "pt", **metadata}), mode=0o644)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

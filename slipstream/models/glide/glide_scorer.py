@@ -10,14 +10,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch
+from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.kv.buffers import Buffers
 from slipstream.models.kv.cache import KvCache
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.scorer import NUM_SINKS, Ask, Grow, KvView, Scores, Sync, check_nodes
+from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
+from slipstream.models.scorer import (
+    NUM_SINKS,
+    Ask,
+    Grow,
+    KvView,
+    Scorer,
+    Scores,
+    Sync,
+    check_ask,
+    check_room,
+)
 
 
 @dataclass(slots=True)
@@ -76,6 +85,13 @@ class GlideState:
         self.depths += [1 if parent < 0 else self.depths[parent] + 1 for parent in parents]
         return old
 
+    def line(self, node: int) -> list[int]:
+        """Return the nodes above one, from the root's end on, and itself."""
+        line = [node]
+        while (parent := self.parents[line[-1]]) >= 0:
+            line.append(parent)
+        return line[::-1]
+
 
 @dataclass(frozen=True, slots=True)
 class SessionStep:
@@ -114,7 +130,7 @@ class GlideBackend(Protocol):
         """Return scores of the tokens that go on, step by step."""
 
 
-class GlideScorer:
+class GlideScorer(Scorer):
     """Scores prefixes and grows token trees with a GliDe draft (see `Scorer`).
 
     A query reads target positions before its own, as in training, so a `Sync` never reads the
@@ -129,7 +145,7 @@ class GlideScorer:
         self.config, self.vocab, self.layout, self.backend = config, vocab, layout, backend
         self.hidden_size = config.hidden_size
         self.max_lag = config.max_lag or None
-        self.context_length: int | None = None
+        self.context_length = None
         self.engine, self.weight_bytes = backend.engine, backend.weight_bytes
         self._length = 0
 
@@ -160,11 +176,11 @@ class GlideScorer:
         state.skip(skipped)
         self._reach(skipped + state.capacity)
 
-    def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
-        return common_prefix(state.tokens, list(tokens))
-
     def check(self, ask: Ask) -> None:
-        check_ask(ask)
+        state = ask.state
+        check_ask(ask, state.parents, len(state.tokens))
+        held = len(state.tokens) + len(state.parents) if isinstance(ask, Grow) else 0
+        check_room(held + len(ask.tokens), state.capacity)
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
             wanted, seen = self.config.target_layers, ask.view.layers
             if missing := [layer for layer in wanted if layer not in seen]:
@@ -183,13 +199,8 @@ class GlideScorer:
             self.check(ask)
         return self.backend.scores([self.step(ask) for ask in asks])
 
-    def num_bytes(self, state: GlideState) -> int:
-        """See `Scorer.num_bytes`; what is read of the target is the target's."""
-        return state.cache.num_bytes
-
     def close(self, state: GlideState) -> None:
-        """Free the state's memory; it cannot be used afterwards."""
-        state.cache.close()
+        super().close(state)
         state.tokens, state.target_kv, state.capacity = [], (), 0
 
     def _reach(self, length: int) -> None:
@@ -206,18 +217,14 @@ class GlideScorer:
             positions = [base - 1 + state.skipped + depth for depth in state.depths[old:]]
             return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens, ask.view)
-        self._look(ask)
-        tokens = state.tokens[start:]
-        return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
-
-    def _look(self, ask: Sync) -> None:
-        """Let its state hold what its tokens may read of the view, layers in the config's order."""
-        state, view = ask.state, ask.view
+        # What its tokens may read of the view, layers in the config's order.
         state.num_read, state.addresses = ask.num_seen, None
         state.target_kv, state.target_pages = (), None
-        if view is not None and state.num_read:
-            state.target_kv = [view.layers[layer] for layer in self.config.target_layers]
-            state.target_pages = view.pages
+        if ask.view is not None and state.num_read:
+            state.target_kv = [ask.view.layers[layer] for layer in self.config.target_layers]
+            state.target_pages = ask.view.pages
+        tokens = state.tokens[start:]
+        return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
 
 
 def limits_of(
@@ -228,18 +235,3 @@ def limits_of(
     it read itself, which is for layers before the last."""
     limits: Array = np.minimum(num_seen, columns + (columns >= NUM_SINKS) * lead)
     return np.where(columns == 0, np.minimum(num_seen, 1), limits) if reads_first else limits
-
-
-def check_ask(ask: Ask) -> None:
-    """Raise `InvalidRequest` or `CapacityError` for a request that can't be served."""
-    state: GlideState = ask.state
-    needed = len(ask.tokens)
-    if isinstance(ask, Grow):
-        check_nodes(ask, state.parents, len(state.tokens))
-        needed += len(state.tokens) + len(state.parents)
-    elif not needed:
-        raise InvalidRequest("a draft cannot score an empty prefix")
-    if needed > state.capacity:
-        raise CapacityError(
-            f"the draft's session has room for {state.capacity} tokens, {needed} are needed"
-        )

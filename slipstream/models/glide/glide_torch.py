@@ -4,9 +4,9 @@ Layers compute what `glide.GlideLayer` does, over keys and values in a pool, by 
 `cuda.layers`.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.core.tree import ROOT
 from slipstream.models.cuda.layers import (
     Stream,
     add_norm,
@@ -35,9 +34,6 @@ from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool
 from slipstream.models.scorer import Scores, on_host
 from slipstream.models.torch.arrays import TorchBuffers, as_tensor, torch_dtype
 from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of
-
-Topology = tuple[int, ...]
-"""Parents of a tree's nodes, parents first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,7 @@ class TorchGlide:
         assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
         self._dtype = torch_dtype(layout.dtype)
         self.buffers = TorchBuffers(layout.device)
-        self._target, self._masks = target, SlicedMasks()
+        self._target = target
         model = glide_model(weights).to(layout.device, self._dtype)
         if is_scaled:
             scale_linears(model, layout.device)
@@ -139,7 +135,6 @@ class TorchGlide:
         return Rope(*rotary_tables(self._target, length, dtype=self._dtype))
 
     def reach(self, length: int) -> None:
-        """Compute rotary factors of positions 0..length-1."""
         self._rope = self.rope(length)
 
     def readable(self, buffer: Any) -> Tensor:
@@ -150,7 +145,6 @@ class TorchGlide:
 
     @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
-        """Return scores of the tokens that go on, step by step."""
         hidden = torch.cat([self._states(step) for step in steps])
         return Scores(on_host(self.logits(hidden)), on_host(hidden))
 
@@ -174,7 +168,7 @@ class TorchGlide:
         columns = np.arange(step.start, step.start + count)
         tokens = DraftTokens(
             torch.tensor(step.tokens, device=device),
-            at_positions(self._rope, torch.tensor(step.positions, device=device)),
+            Rope(*(own[torch.tensor(step.positions, device=device)] for own in self._rope)),
             table[step.start : step.start + count].to(device),
         )
         pages = torch.tensor([state.cache.pages], device=device)
@@ -207,13 +201,13 @@ class TorchGlide:
 
     def _of_tree(self, step: SessionStep, own: list[Tensor]) -> list[Tensor]:
         """Return what a tree's new nodes see: the prefix, their ancestors and themselves."""
-        count, table = len(step.state.tokens), as_tensor(step.state.cache.table())
-        above = self._masks.rows(tuple(step.state.parents), step.first_node)
-        depths, device = above.sum(1), own[0].device
-        paths = table[count:][above.nonzero()[:, 1]].to(device)
+        state, first, device = step.state, step.first_node, own[0].device
+        count, nodes = len(state.tokens), range(first, len(state.parents))
+        above = list(chain.from_iterable(map(state.line, nodes)))
+        paths = as_tensor(state.cache.table()[count:][above]).to(device)
+        depths = torch.tensor(state.depths[first:], device=device)
         seen = torch.full_like(own[2], count)
-        starts = (depths.cumsum(0) - depths).to(device)
-        return [*own[:2], seen + depths.to(device), seen, starts, paths]
+        return [*own[:2], seen + depths, seen, depths.cumsum(0) - depths, paths]
 
 
 def pages_read(num_read: int, pages: Sequence[int] | None) -> list[int]:
@@ -225,44 +219,3 @@ def pages_read(num_read: int, pages: Sequence[int] | None) -> list[int]:
 def place_of(buffer: Tensor) -> tuple[int, int]:
     """Return a buffer's address, and the slots from head to head, as `attend_others` takes them."""
     return buffer.data_ptr(), buffer.stride(0) // buffer.shape[2]
-
-
-def at_positions(rope: Rope, positions: Tensor) -> Rope:
-    """Return the factors of tokens at positions [R], each [R, rotary_dim]."""
-    return Rope(rope.cos[positions], rope.sin[positions])
-
-
-def ancestor_mask(parents: Sequence[int]) -> Tensor:
-    """Bool [n, n]: row i is true at i and at the ancestors of node i. Parents come first."""
-    mask = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if not ROOT <= parent < node:
-            raise ValueError(f"node {node} has parent {parent}; parents come first")
-        if parent != ROOT:
-            mask[node] |= mask[parent]
-    return mask
-
-
-class SlicedMasks:
-    """Masks of the topologies met last, each of them the largest of its kind.
-
-    A tree that grows level by level asks for a little more each time; when the same topology comes
-    again, all of its levels are slices of the mask that its last one left here. (Improving
-    Multi-Candidate Speculative Decoding, 2024, section on dynamic sliced masks.)
-    """
-
-    def __init__(self) -> None:
-        self._masks: deque[tuple[Topology, Tensor]] = deque(maxlen=32)
-
-    def rows(self, parents: Topology, start: int) -> Tensor:
-        """Rows of the nodes from `start` on over all nodes: a view [n - start, n]."""
-        size = len(parents)
-        for topology, mask in self._masks:
-            if topology[:size] == parents:
-                return mask[start:size, :size]
-        mask = ancestor_mask(parents)
-        outgrown = [entry for entry in self._masks if entry[0] == parents[: len(entry[0])]]
-        for entry in outgrown:
-            self._masks.remove(entry)
-        self._masks.appendleft((parents, mask))
-        return mask[start:]

@@ -68,8 +68,16 @@ def read_parameters(directory: Path) -> GlideWeights:
     vocab = tensors.pop(VOCAB, None)
     if vocab is None or vocab.dtype != np.int64 or vocab.shape != (config.head_size,):
         raise WeightsError(f"{directory} has no int64 vocab of {config.head_size} ids")
-    _check_vocab(vocab, config, directory)
-    _check_shapes(tensors, config, directory)
+    rising = bool((vocab[1:] > vocab[:-1]).all())
+    if not rising or int(vocab[0]) < 0 or int(vocab[-1]) >= config.vocab_size:
+        raise WeightsError(
+            f"the vocab in {directory} is not ascending within 0..{config.vocab_size - 1}"
+        )
+    wanted = dict(glide_shapes(config))
+    odd = sorted(set(tensors) ^ set(wanted))
+    odd += [n for n in set(tensors) & set(wanted) if tensors[n].shape != wanted[n]]
+    if odd:
+        raise WeightsError(f"the weights in {directory} do not fit their config: {shown(odd)}")
     return GlideWeights(config, tensors, vocab)
 
 
@@ -128,22 +136,6 @@ def read_arrays(path: Path) -> dict[str, Array]:
     """Read a safetensors file; WeightsError when it is missing or broken."""
     with reading(path):
         return load_file(path)
-
-
-def _check_vocab(vocab: Array, config: GlideConfig, directory: Path) -> None:
-    rising = bool((vocab[1:] > vocab[:-1]).all())
-    if not rising or int(vocab[0]) < 0 or int(vocab[-1]) >= config.vocab_size:
-        raise WeightsError(
-            f"the vocab in {directory} is not ascending within 0..{config.vocab_size - 1}"
-        )
-
-
-def _check_shapes(tensors: Mapping[str, Array], config: GlideConfig, directory: Path) -> None:
-    wanted = dict(glide_shapes(config))
-    odd = sorted(set(tensors) ^ set(wanted))
-    odd += [n for n in set(tensors) & set(wanted) if tensors[n].shape != wanted[n]]
-    if odd:
-        raise WeightsError(f"the weights in {directory} do not fit their config: {shown(odd)}")
 
 
 def glide_shapes(config: GlideConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -11,7 +11,6 @@ import numpy as np
 from slipstream.models.dtypes import AUTO, CPU
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
-from slipstream.models.format.wheel import Progress
 from slipstream.models.glide.glide_scorer import GlideBackend, GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
 from slipstream.models.glide.target_parts import (
@@ -75,7 +74,7 @@ def glide_chains(
     scorer: GlideScorer,
     context_length: int,
     decision: "DecisionModel | None",
-    profile: "Profile",
+    profile: "Profile | None" = None,
 ) -> Chains | None:
     """Return the chains of a draft on a device or in native code; None for torch on a CPU.
 
@@ -85,9 +84,9 @@ def glide_chains(
         return NativeChains(scorer, decision)
     if scorer.layout.device == CPU:
         return None
-    from slipstream.models.glide.glide_chains import device_chains
+    from slipstream.models.glide.glide_chains import GlideChains
 
-    return device_chains(scorer, context_length, decision, profile)
+    return GlideChains(scorer, context_length, decision, profile)
 
 
 def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetParts:
@@ -101,20 +100,17 @@ def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetPart
     return parts
 
 
-def load_parts(
-    name: str, *, dtype: str = AUTO, device: str = CPU, progress: Progress | None = None
-) -> LoadedParts:
+def load_parts(name: str, *, dtype: str = AUTO, device: str = CPU) -> LoadedParts:
     """The parts of a target by alias, path or hub id: those of `target_parts`.
 
     Raises what `load_target_parts` raises, and `ModelMismatch` for a target without rotary
     positions.
     """
-    folder, gguf = find_sources(resolve(name, progress=progress))
+    folder, gguf = find_sources(resolve(name))
     with suppress(NotNative):
         source = find_source(folder, gguf, dtype, device, has_layers=False)
         return parts_of_source(source, source_parts, name, folder, gguf)
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "progress": progress}
-    parts: LoadedParts = _torch_parts().load_torch_parts(name, folder, gguf, **options)
+    parts: LoadedParts = _torch_parts().load_torch_parts(name, folder, gguf, dtype, device)
     return parts
 
 

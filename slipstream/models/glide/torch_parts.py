@@ -16,7 +16,6 @@ from slipstream.core.errors import ModelMismatch
 from slipstream.models.dtypes import CPU, Array, choose_dtype
 from slipstream.models.format.architecture import EMBEDDING, HEAD, context_length
 from slipstream.models.format.folder import reading
-from slipstream.models.format.wheel import Progress
 from slipstream.models.glide.target_parts import (
     LoadedParts,
     NativeParts,
@@ -116,7 +115,7 @@ def tensor_parts(
 
 
 def load_torch_parts(
-    name: str, folder: Path, gguf: Path | None, dtype: str, device: str, progress: Progress | None
+    name: str, folder: Path, gguf: Path | None, dtype: str, device: str
 ) -> LoadedParts:
     """Return the parts of a target by alias, path or hub id, whose files are in `folder`, for a
     draft in torch: without the layers in between, but of a family that native code can't read."""
@@ -125,7 +124,7 @@ def load_torch_parts(
         source = _dense_source(folder, gguf, choose_dtype(dtype, parse_device(device)))
         make = partial(tensor_parts, device=device)
         return parts_of_source(source, make, name, folder, gguf)
-    loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
+    loaded = load_target_parts(name, dtype=dtype, device=device)
     parts = model_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
     length = context_length(loaded.model.config.get_text_config())
     return LoadedParts(parts, loaded.model_id, loaded.tokenizer_hash, length)

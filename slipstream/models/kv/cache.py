@@ -69,7 +69,10 @@ class KvCache:
             page = self.pages[index]
             if self.pool.num_users(page) > 1:
                 (own,) = self.pool.take(1)
-                self._copy_page(index, own)
+                first, into = page * BLOCK_SIZE, own * BLOCK_SIZE
+                held = min(self.count - index * BLOCK_SIZE, BLOCK_SIZE)
+                if held > 0:
+                    self.pool.copy(range(first, first + held), range(into, into + held))
                 self.pool.drop(page)
                 self.pages[index] = own
                 self._measure()
@@ -144,12 +147,6 @@ class KvCache:
         """Give all pages back. Again is fine."""
         self.truncate(0)
         self.trim()
-
-    def _copy_page(self, index: int, into: int) -> None:
-        held = min(self.count - index * BLOCK_SIZE, BLOCK_SIZE)
-        if held > 0:
-            first, goal = self.pages[index] * BLOCK_SIZE, into * BLOCK_SIZE
-            self.pool.copy(range(first, first + held), range(goal, goal + held))
 
     def _measure(self) -> None:
         """Note what follows from the pages."""

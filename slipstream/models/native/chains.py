@@ -44,7 +44,6 @@ class NativeChains:
         return rule_of(stop) is not None
 
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
-        """Return the positions of each chain. Raises as `GlideScorer.score`."""
         for ask in asks:
             self._scorer.check(ask.sync)
         batch, cross = self._draft.laid_out([self._scorer.step(ask.sync) for ask in asks])

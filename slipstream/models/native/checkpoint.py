@@ -177,14 +177,9 @@ class Checkpoint(WeightSource):
             raise NotNative("its weights have other names")
         if not self.architecture.is_tied:
             return both
-        if len(there) == 2 and not self._are_equal(*there):
+        if len(there) == 2 and not np.array_equal(*map(self._tensor, there)):
             return both
         return there[0], there[0]
-
-    def _are_equal(self, one: str, other: str) -> bool:
-        if self._files.shape(one) != self._files.shape(other):
-            return False
-        return np.array_equal(self._tensor(one), self._tensor(other))
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:

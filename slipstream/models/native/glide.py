@@ -17,8 +17,7 @@ from slipstream.models.glide.glide_scorer import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
 from slipstream.models.glide.target_parts import NativeParts
 from slipstream.models.kv.batch import Batch
-from slipstream.models.kv.buffers import HOST
-from slipstream.models.kv.pool import KvLayout
+from slipstream.models.kv.pool import HOST, KvLayout
 from slipstream.models.native.library import NativeShape, NotNative
 from slipstream.models.native.model import CrossKv, NativeModel
 from slipstream.models.native.weights import (
@@ -63,7 +62,6 @@ class NativeGlide:
             self.engine += " Q4_1" if head.kind == Q4_1 else " Q4_1+Q8_0"
 
     def reach(self, length: int) -> None:
-        """Compute rotary factors of positions 0..length-1."""
         self.model.set_rotary(*self._target.rotary(length))
 
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
@@ -132,19 +130,11 @@ def _add(
             batch.num_seen.append(place + 1)
             batch.ancestors.append(())
         else:
-            base, line = len(state.tokens), _line(state, step.first_node + index)
+            base, line = len(state.tokens), state.line(step.first_node + index)
             batch.num_seen.append(base)
             batch.ancestors.append([cache.slot(base + node) for node in line])
         cross.num_read.append(_num_read(step, index))
         cross.places += others
-
-
-def _line(state: GlideState, node: int) -> list[int]:
-    """The nodes above one, from the root's end on, and itself."""
-    line = [node]
-    while (parent := state.parents[line[-1]]) >= 0:
-        line.append(parent)
-    return line[::-1]
 
 
 def _num_read(step: SessionStep, index: int) -> int:

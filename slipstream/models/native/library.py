@@ -22,10 +22,6 @@ class NotNative(Exception):
     """Native code can't be used, with a reason for logs."""
 
 
-class NoLibrary(NotNative):
-    """There is no library, for lack of a C++ compiler."""
-
-
 class NativeShape(ctypes.Structure):
     """See `NativeShape` in `src/model.h`."""
 
@@ -150,7 +146,7 @@ _SIGNATURES = {
 def library() -> ctypes.CDLL:
     """Return the library. Raises `NotNative` where none was built, or it can't be loaded."""
     if not PATH.is_file():
-        raise NoLibrary(
+        raise NotNative(
             "no native kernels were built, as there was no C++ compiler; with one (g++), install"
             " Slipstream again and plain decoding is about three times as fast"
         )

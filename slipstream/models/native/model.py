@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.core.verify.draws import FindContenders
-from slipstream.models.decoder import ANY_ROWS, Numerics
+from slipstream.models.decoder import ANY_ROWS, Decoder
 from slipstream.models.dtypes import BFLOAT16, Array
 from slipstream.models.format.architecture import NORM
 from slipstream.models.format.rope import rotary_tables
@@ -156,10 +156,10 @@ class NativeModel:
         return call(name, self._handle, *arguments)
 
 
-class NativeDecoder:
+class NativeDecoder(Decoder):
     """`Decoder` of one model; any number of tokens is computed together."""
 
-    numerics: Numerics = "invariant"
+    numerics = "invariant"
     rule = ANY_ROWS
     draws_on_device = False
 
@@ -192,15 +192,8 @@ class NativeDecoder:
         return self._model.forward(pool, batch, num_kept=len(batch)), []
 
     def logits(self, hidden: Array) -> Array:
-        """Logits [rows, vocab], float32, of hidden states [rows, d]."""
         logits = self._model.logits(hidden)
         return logits if self._logits_scaling == 1 else logits / self._logits_scaling
-
-    def prepare(self, pool: KvPool) -> None:
-        pass
-
-    def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
-        return 0
 
 
 class _Given:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slipstream.config import set_default_variables
 from slipstream.models.dtypes import DTYPES, Array
+from slipstream.models.kv.pool import Buffers
 from slipstream.models.threads import num_threads, place
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -69,7 +70,7 @@ def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer((c_char * size).from_address(address), dtype=dtype).view(*shape)
 
 
-class TorchBuffers:
+class TorchBuffers(Buffers):
     """`Buffers` of tensors on one device."""
 
     def __init__(self, device: str) -> None:

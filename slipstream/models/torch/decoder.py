@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.core.errors import ModelError
 from slipstream.core.verify.draws import FindContenders
-from slipstream.models.decoder import ANY_ROWS, Numerics, RowRule
+from slipstream.models.decoder import ANY_ROWS, Decoder, Numerics, RowRule
 from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
@@ -55,7 +55,7 @@ class TorchSettings:
     ranks: Ranks = ALONE
 
 
-class TorchDecoder:
+class TorchDecoder(Decoder):
     """`Decoder` of one model, or of this rank's part of it; every forward has its own shape."""
 
     draws_on_device = False
@@ -106,14 +106,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
         return self._head(hidden)
-
-    def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
-        return 0
-
-    def prepare(self, pool: KvPool) -> None:
-        pass
 
     def run(self, pool: KvPool, shape: ForwardShape, values: Tensor) -> Tensor:
         """Return hidden states [rows, d]; `values` are packed, of a shape, on the device. Looks at

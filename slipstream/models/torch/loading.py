@@ -12,12 +12,10 @@ from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.dtypes import AUTO, CPU, FP8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
 from slipstream.models.format.families import require_read
-from slipstream.models.format.folder import reading
-from slipstream.models.format.gguf import quiet_transformers
+from slipstream.models.format.folder import quiet_transformers, reading
 from slipstream.models.format.gguf_file import MAX_LAYERS
 from slipstream.models.format.resolve import resolve
 from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
-from slipstream.models.format.wheel import Progress
 from slipstream.models.loaded import (
     LoadedModel,
     find_sources,
@@ -39,7 +37,6 @@ def load_target_parts(
     *,
     dtype: str = AUTO,
     device: str = CPU,
-    progress: Progress | None = None,
     num_ranks: int = 1,
 ) -> LoadedModel:
     """Load any decoder-only model of transformers by alias, path or hub id.
@@ -50,7 +47,7 @@ def load_target_parts(
     """
     start_torch()
     chosen = choose_dtype(dtype, parse_device(device))
-    path = resolve(name, progress=progress)
+    path = resolve(name)
     folder, gguf = find_sources(path)
     generation_config(path)  # names faults that transformers does not
     if dtype == FP8:

@@ -71,19 +71,18 @@ def attend_by_session(
         tiled = [range(first, first + num) for first, num, _ in own if num]
         if not tiled:
             continue
-        rows, layer = slice(tiled[0].start, tiled[-1].stop), layer_of(session)
-        group = query.shape[1] // (len(layer) // 2)
+        rows = slice(tiled[0].start, tiled[-1].stop)
         num_seen, first = seen[rows].long(), starts[rows].long()
         lengths = counts[rows].long() - num_seen
         ends = lengths.cumsum(0)
         of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         path = paths[torch.arange(len(of)) + (first + lengths - ends)[of]]
-        slots = page_slots(tables[session : session + 1])[0, : max(int(num_seen.max()), 1)]
+        slots = (tables[session][:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()
+        slots = slots[: max(int(num_seen.max()), 1)]
         is_seen = torch.arange(len(slots)) < num_seen[:, None]
         is_seen = torch.cat([is_seen, of == torch.arange(len(lengths))[:, None]], 1)
-        pairs = gather(layer, torch.cat([slots, path]).long(), 1).chunk(2, 1)
-        mask = additive(is_seen[None], group, query.dtype)
-        found = attend_each(query[rows], pairs, mask, scale)
+        pairs = layer_of(session).index_select(1, torch.cat([slots, path]).long())
+        found = _attended(query[rows], pairs, is_seen, scale)
         out[rows] = torch.where(is_seen.any(1, keepdim=True), found, 0.0)
     return out
 
@@ -102,42 +101,19 @@ def tiles_of(num: int, size: int, tile: int, device: torch.device) -> Tensor:
     return torch.stack([session * size + within, count, session], 2).flatten(0, 1)
 
 
-def gather(layer: Tensor, slots: Tensor, num: int) -> Tensor:
-    """Return keys and values [num, 2 * kv_heads, C, d] at `slots` [num * C] of a pool's layer."""
-    seen = layer.index_select(1, slots)
-    return seen.view(layer.shape[0], num, -1, layer.shape[2]).transpose(0, 1)
+def _attended(query: Tensor, pairs: Tensor, is_seen: Tensor, scale: float) -> Tensor:
+    """Return grouped attention [M, heads * d] of queries [M, heads, d] to the keys and values
+    [2 * kv_heads, C, d] that each sees, `is_seen` [M, C].
 
-
-def attend_each(
-    query: Tensor, kv: tuple[Tensor, ...], mask: Tensor | None, scale: float | None = None
-) -> Tensor:
-    """Return grouped attention of S * M queries [S * M, heads, d], M to each of the keys
-    and values [S, kv_heads, C, d].
-
-    `mask` [S, 1, M * group, C] is added to the scores: see `additive`. Returns [S * M, heads * d].
+    Scores of what is hidden are far below any other, but finite: a block of keys in which a token
+    sees nothing must not yield 0 / 0.
     """
-    _, num_heads, dim = query.shape
-    keys, values = kv
-    num, num_kv = keys.shape[:2]
-    group = num_heads // num_kv
-    placed = query.view(num, -1, num_kv, group, dim).transpose(1, 2).reshape(num, num_kv, -1, dim)
+    num_kv, dim = len(pairs) // 2, query.shape[2]
+    group = query.shape[1] // num_kv
+    placed = query.view(1, -1, num_kv, group, dim).transpose(1, 2).reshape(1, num_kv, -1, dim)
+    hidden = torch.finfo(query.dtype).min / 2
+    mask = torch.zeros(is_seen.shape, dtype=query.dtype).masked_fill_(~is_seen, hidden)
+    mask = mask.repeat_interleave(group, 0)[None, None]
+    keys, values = pairs[None].chunk(2, 1)
     out = F.scaled_dot_product_attention(placed, keys, values, attn_mask=mask, scale=scale)
-    out = out.view(num, num_kv, -1, group, dim).transpose(1, 2)
-    return out.reshape(-1, num_heads * dim)
-
-
-def additive(visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
-    """Return a mask [S, 1, M * group, C] of what tokens [S, M, C] see, for query heads in groups.
-
-    What is hidden is far below any score, but finite: a block of keys in which a token sees nothing
-    must not yield 0 / 0.
-    """
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    mask = mask.masked_fill_(~visible, torch.finfo(dtype).min / 2)
-    return mask.repeat_interleave(group, 1).unsqueeze(1)
-
-
-def page_slots(pages: Tensor) -> Tensor:
-    """Return slots [S, P * BLOCK_SIZE] of the positions on pages [S, P]."""
-    offsets = torch.arange(BLOCK_SIZE, device=pages.device)
-    return (pages.unsqueeze(2) * BLOCK_SIZE + offsets).flatten(1)
+    return out.view(num_kv, -1, group, dim).transpose(0, 1).reshape(-1, query.shape[1] * dim)

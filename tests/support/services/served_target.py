@@ -254,4 +254,6 @@ async def served_target(
             yield Served(engine, channel, servicer, address)
     finally:
         await servicer.close()
-        assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
+        pool = engine.memory.pool
+        held = (pool.num_pages - pool.num_free) * pool.layout.bytes_per_page
+        assert held == engine.memory.num_cached_bytes

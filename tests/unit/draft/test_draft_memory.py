@@ -10,9 +10,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session
 from slipstream.drafting.engine import NO_ROOM
 from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
-from slipstream.drafting.memory import DraftMemory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
+from slipstream.models.memory import DraftMemory
 from support.models import tiny
 from support.services.draft_crowd import alone, asked, both_scorers, engine, same
 
@@ -35,7 +35,8 @@ async def test_what_is_parked_gives_way_and_comes_back_the_same(scorers, kind):
     local.park("s1")
     local.park("s0")
     same(finished(local.propose(*calls[2])), alone(scorers, kind, *calls[2]))
-    assert (local.kv_bytes("s1"), local.num_kv_bytes) == (0, local.pool.num_used_bytes)
+    held = (local.pool.num_pages - local.pool.num_free) * local.pool.layout.bytes_per_page
+    assert (local.kv_bytes("s1"), local.num_kv_bytes) == (0, held)
     assert local.kv_bytes("s0") > 0, "the longest parked goes first"
     sequence, plan = calls[1]
     again = TokenSequence(sequence.session, sequence.tokens)
@@ -58,7 +59,7 @@ def test_a_session_longer_than_all_memory_evicts_no_other(scorers):
 def test_nothing_is_held_where_nothing_is_drafted(scorers):
     local = engine(scorers)
     finished(local.propose(asked(0)[0], Plan(0, 0)))
-    assert local.num_kv_bytes == local.pool.num_used_bytes == 0
+    assert (local.num_kv_bytes, local.pool.num_free) == (0, local.pool.num_pages)
 
 
 def test_a_budget_covers_own_and_mirrored_pages_and_no_more_than_sessions_can_use():

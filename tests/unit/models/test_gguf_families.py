@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.format.gguf import convert
+from slipstream.models.format.resolve import convert
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.native import library

@@ -14,8 +14,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.models import memory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.batch import Part
-from slipstream.models.kv.buffers import HOST
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
+from slipstream.models.kv.pool import BLOCK_SIZE, HOST, KvLayout, KvPool, PageList
 from slipstream.models.memory import budget_bytes, check_budget, free_bytes, num_pages
 from slipstream.models.torch.arrays import TorchBuffers, as_array
 from slipstream.verifying.build import TargetLimits, plan_memory
@@ -164,10 +163,10 @@ def test_a_share_leaves_room_for_the_workspace():
 
 def test_there_are_as_many_pages_as_fit_and_no_more_than_can_be_used():
     page = LAYOUT.bytes_per_page
-    assert num_pages(f"{5 * page + 1}", LAYOUT) == 5
-    assert num_pages(f"{5 * page + 1}", LAYOUT, most=3) == 3
+    assert num_pages(f"{5 * page + 1}", CPU, page) == 5
+    assert num_pages(f"{5 * page + 1}", CPU, page, most=3) == 3
     with pytest.raises(CapacityError, match=r"a budget of 99 is 99 B .* a page takes 16.0 KiB"):
-        num_pages("99", LAYOUT)
+        num_pages("99", CPU, page)
     model = tiny.causal()
     page = model.layout.bytes_per_page
     memory, plan = plan_memory(model, TargetLimits(kv_memory=f"{3 * page}"))
@@ -183,7 +182,7 @@ def test_nothing_is_kept_without_a_name_where_that_is_forbidden():
     cache = memory.open([], 200)
     model.prefill(cache, tiny.tokens(150))
     memory.close(cache, tiny.tokens(150))
-    assert (memory.num_cached_bytes, memory.pool.num_used_bytes) == (0, 0)
+    assert (memory.num_cached_bytes, memory.pool.num_free) == (0, memory.pool.num_pages)
 
 
 OLD = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")

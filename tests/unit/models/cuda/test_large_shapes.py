@@ -13,7 +13,6 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.models.cuda.graphs import Replay
 from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chain import STEPS
@@ -94,8 +93,7 @@ def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
     weights = GlideWeights(config, tensors, np.arange(16384))
     decision = DecisionNetwork(config.hidden_size).model()
     scorer = glide_scorer(weights, target_parts(hf), dtype=BFLOAT16)
-    replay = Replay(torch.device("cuda"))
-    chains = GlideChains(scorer, replay, context_length=2048, decision=decision)
+    chains = GlideChains(scorer, 2048, decision)
     target = tiny.local_target(causal_model(hf, numerics="fast"), num_pages=16)
     feed = TargetKv(target, config.target_layers)
     engine = LocalDraft(scorer, feed, decision=decision.score, chains=chains)

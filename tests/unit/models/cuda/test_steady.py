@@ -7,8 +7,9 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from slipstream.models.cuda.layers import rounded, scale_linears
-from slipstream.models.cuda.steady import SteadyNorm, SteadyProducts, probe_rows, tiled
+from slipstream.models.cuda.steady import SteadyProducts, probe_rows, tiled
 from slipstream.models.decoder import RowRule
+from slipstream.models.glide.glide import RmsNorm
 
 EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 
@@ -63,7 +64,7 @@ def test_products_and_norms_of_a_model_give_a_row_the_same_bits_in_any_company(d
     x = torch.randn(128, 64).to("cuda", dtype)
     expected = body(x)
     products = SteadyProducts(body)
-    assert isinstance(body[0], SteadyNorm)
+    assert isinstance(body[0], RmsNorm)
     assert products.rule.max_rows >= products.rule.min_rows
     whole = body(x)
     torch.testing.assert_close(whole, expected, rtol=0.02, atol=0.02)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.sizing.formula import SizePlan
+from slipstream.cli.size import SizePlan
 
 PLAN = SizePlan(sessions=1, acceptance=0.75, verify_session_ms=1.0, draft_ms=8.0, wire_ms=2.0)
 
