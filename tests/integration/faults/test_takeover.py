@@ -9,19 +9,16 @@ import pytest
 
 from slipstream.client import (
     Client,
-    Mode,
     SamplingParams,
     SpeculationOptions,
-    StopPolicy,
     Verification,
 )
 from slipstream.core.errors import SessionOutOfSync, SessionTaken, Unavailable
-from support.network.streams import busy, logprobs_of, read, text_of, tokens_of
+from support.network.streams import logprobs_of, read, text_of, tokens_of
 from support.services import fleet
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import RedisServer
 
-FORCED = SpeculationOptions(Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3, lookup=False)
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
 NUM_TOKENS = 120
@@ -173,23 +170,3 @@ async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(
 async def _num_kept(server):
     keys = [key for key in server.call("KEYS", "*") if key.endswith(b"tokens")]
     return sum(server.call("STRLEN", key) for key in keys)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_had(
-    targets, draft, plain, sampling
-):
-    asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED, "logprobs": 1}
-    async with running(*targets, draft), routed(targets, [draft]) as client:
-        stream = client.stream("hello", **asked)
-        begun = await read(stream, 20)
-        await (await busy(targets)).stop()
-        chunks = begun + await read(stream)
-    assert tokens_of(chunks) == plain[sampling].token_ids
-    assert text_of(chunks) == plain[sampling].text
-    assert logprobs_of(chunks) == plain[sampling].logprobs
-    stats = chunks[-1].stats
-    assert stats.continuity.num_target_losses == 1
-    assert stats.continuity.is_kept
-    assert stats.speculation.num_accepted_draft_tokens > 0
-    assert stats.num_output_tokens == len(plain[sampling].token_ids)
