@@ -33,8 +33,6 @@ class Told:
     stats: list = field(default_factory=list)
     first_pages: dict[str, str] = field(default_factory=dict)
     """Before the first request."""
-    middle: str = ""
-    """The router's, before the draft is lost."""
     pages: dict[str, str] = field(default_factory=dict)
     exported: dict[str, set[str]] = field(default_factory=dict)
     """Names that the collector has."""
@@ -69,7 +67,7 @@ def ask_all(told, running, router, to):
                 result = ask(PROMPT, max_tokens=30, speculation=FORCED, **options)
                 told.stats.append(result.stats)
         await_all(told, to)
-        told.pages[DRAFT], told.middle = read(running.draft), read(router)
+        told.pages[DRAFT] = read(running.draft)
         copying = replace(FORCED, lookup=True)
         told.stats.append(client.generate(PROMPT, max_tokens=60, speculation=copying).stats)
         chunks = client.stream(PROMPT, max_tokens=300, speculation=FORCED)
@@ -181,16 +179,3 @@ def test_tokens_are_those_of_the_requests_own_statistics(told):
         (catalog.TARGET_LOSSES, 0),
     ):
         assert (metric.name, value(page, metric)) == (metric.name, expected)
-
-
-def test_engines_count_what_the_router_asked_them_for(told):
-    rounds = told.num_rounds
-    assert value(told.pages[TARGET], catalog.TARGET_QUEUE, "_count") == sum(rounds.values())
-    page = told.pages[DRAFT]
-    before = Told(told.stats[:-2])  # its page was read before the last two
-    asked = value(told.middle, catalog.DRAFT_WAIT, "_count")
-    drafted, plain = before.total("num_spec_steps"), before.total("num_plain_steps")
-    assert 0 < drafted <= asked <= drafted + plain  # the last token is not worth asking for
-    for metric in (catalog.DRAFT_QUEUE, catalog.DRAFT_ENGINE, catalog.DRAFT_NODES):
-        assert value(page, metric, "_count") == asked
-    assert value(page, catalog.DRAFT_NODES, "_sum") == before.total("num_draft_tokens")
