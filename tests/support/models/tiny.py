@@ -1,11 +1,13 @@
 """Small models with random weights, and token ids for text: no downloads, milliseconds each."""
 
+import random
 from typing import Any
 
 import torch
 import transformers
 
 from slipstream.core.row_costs import Offer
+from slipstream.core.tree import TokenTree
 from slipstream.models.causal import CausalModel
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import GlideConfig
@@ -110,6 +112,15 @@ def weights_of(model: GlideModel, vocab: torch.Tensor) -> GlideWeights:
 def tokens(count: int, seed: int = 0) -> list[int]:
     noise = torch.Generator().manual_seed(seed)
     return (1 + torch.randint(VOCAB - 1, (count,), generator=noise)).tolist()
+
+
+def tree(rng: random.Random, size: int, vocab: int = VOCAB) -> TokenTree:
+    """Nodes below any that come before them, siblings unlike."""
+    nodes: dict[tuple[int, int], None] = {}
+    while len(nodes) < size:
+        nodes[rng.randrange(-1, len(nodes)), rng.randrange(1, vocab)] = None
+    parents, tokens = zip(*nodes, strict=True) if nodes else ((), ())
+    return TokenTree(tokens, parents)
 
 
 def whole(model: CausalModel, text: list[int]) -> Any:

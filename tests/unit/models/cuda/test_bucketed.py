@@ -27,17 +27,7 @@ LENGTHS = (130, 5, 260, 127, 1)
 
 
 def tree_of(seed, size):
-    """Paths that leave the first one at every depth."""
-    rng = random.Random(seed)
-    tokens, parents, taken = [], [], set()
-    for node in range(size):
-        parent, token = rng.randrange(-1, node), rng.randrange(1, tiny.VOCAB)
-        if (parent, token) in taken:
-            parent = node - 1
-        taken.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
+    return tiny.tree(random.Random(seed), size)
 
 
 def shaped(family="llama"):

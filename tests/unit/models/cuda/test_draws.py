@@ -15,22 +15,10 @@ from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_
 from slipstream.core.verify.verify import verify
 from slipstream.models.cuda.draws import draw
 from slipstream.models.cuda.graphs import Replay
+from support.models import tiny
 
 VOCAB = 300
 TEMPERATURES = [0.0, 0.05, 0.7, 1.0, 1.9]
-
-
-def tree_of(rng, size):
-    tokens, parents, taken = [], [], set()
-    for node in range(size):
-        parent = rng.randrange(-1, node)
-        token = rng.randrange(VOCAB)
-        while (parent, token) in taken:
-            token = rng.randrange(VOCAB)
-        taken.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
 
 
 def planted(tree, rng, logits):
@@ -51,7 +39,7 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(temperature):
         sampling = SamplingParams(temperature=temperature, seed=rng.randrange(2**64))
         prefix = [rng.randrange(VOCAB) for _ in range(1 + rng.randrange(40))]
         session = Session("s", len(prefix), 100, sampling)
-        tree = tree_of(rng, rng.randrange(12))
+        tree = tiny.tree(rng, rng.randrange(12), VOCAB)
         noise = torch.Generator().manual_seed(round_id)
         logits = planted(tree, rng, torch.randn(len(tree) + 1, VOCAB, generator=noise))
         stats = (NodeStats(0.5, 0.5, 1.0),) * len(tree)
