@@ -8,7 +8,6 @@ from slipstream.models.format.digests import weights_digest
 from support.network.streams import busy, logprobs_of, read, text_of, tokens_of
 from support.services import fleet
 from support.services.fleet import routed, running, target_worker
-from support.state.redis_server import RedisServer
 
 NUM_TOKENS = 200
 SAMPLED = {"max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=0.9, seed=11)}
@@ -21,12 +20,6 @@ def folders(tmp_path_factory):
     for name in ("old", "new"):
         (base / name).mkdir()
     return tuple(fleet.save_models(base / name, seed=at) for at, name in enumerate(("old", "new")))
-
-
-@pytest.fixture
-def server(tmp_path):
-    with RedisServer(tmp_path) as server:
-        yield server
 
 
 def pair(folders, differs):
