@@ -123,6 +123,12 @@ def tree(rng: random.Random, size: int, vocab: int = VOCAB) -> TokenTree:
     return TokenTree(tokens, parents)
 
 
+@torch.inference_mode()
+def hf_logits(model: Any, text: list[int], **options: Any) -> Any:
+    """Return a text's logits [T, V] by transformers, in float32."""
+    return model(torch.tensor([text]), **options).logits[0].float().numpy()
+
+
 def whole(model: CausalModel, text: list[int]) -> Any:
     """Hidden states and logits of a text, read at once."""
     hidden, _ = model.forward([Part(model.open(len(text)), text)])
