@@ -24,18 +24,9 @@ from support.deployment.charts import (
 )
 from support.deployment.kube_policies import End, admits, matches
 
-HOPS = {
-    ("router", "target"),
-    ("router", "draft"),
-    ("draft", "target"),
-    ("router", "redis"),
-    ("draft", "redis"),
-    ("target", "redis"),
-    ("test", "router"),
-    ("elsewhere", "router"),
-    ("outside", "router"),
-    ("http", "router"),
-}
+HOPS = {("router", "target"), ("router", "draft"), ("draft", "target")}
+HOPS |= {(role, "redis") for role in ROLES}
+HOPS |= {(caller, "router") for caller in ("test", "elsewhere", "outside", "http")}
 """Who calls whom at the port that serves; everybody may call routers."""
 BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
 HERE = {"kubernetes.io/metadata.name": NAMESPACE}

@@ -1,6 +1,7 @@
 """What the chart tells the services is what they can be told: file, flags and variables."""
 
 import re
+import shutil
 
 import pytest
 
@@ -35,19 +36,15 @@ def mounted(tmp_path_factory):
     """Files where pods have them, with what belongs into them."""
     folder = tmp_path_factory.mktemp("etc")
     made = certificates(folder / "made")
-    for name in ("tls", "draft-tls", "redis-cert"):
+    for name in ("tls", "draft-tls", "redis-cert", "redis-ca", "redis", "token", "keys"):
         (folder / name).mkdir()
-        (folder / name / "tls.crt").write_bytes(made.cert("router").read_bytes())
-        (folder / name / "tls.key").write_bytes(made.key("router").read_bytes())
-        (folder / name / "tls.key").chmod(0o600)
+    for name in ("tls", "draft-tls", "redis-cert"):
+        shutil.copy(made.cert("router"), folder / name / "tls.crt")
+        shutil.copy(made.key("router"), folder / name / "tls.key")
     for name in ("tls", "draft-tls", "redis-ca"):
-        (folder / name).mkdir(exist_ok=True)
-        (folder / name / "ca.crt").write_bytes(made.ca.read_bytes())
-    (folder / "redis").mkdir()
+        shutil.copy(made.ca, folder / name / "ca.crt")
     (folder / "redis/password").write_text("a password\n")
-    (folder / "token").mkdir()
     (folder / "token/token").write_text("a token\n")
-    (folder / "keys").mkdir()
     write_keys(folder / "keys/keys.toml", key("alice", "a token"))
     return folder
 

@@ -6,13 +6,13 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import redis
 
-from slipstream.core.errors import LimitExceeded, Unavailable
+from slipstream.core.errors import LimitExceeded
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.state.factory import open_quotas, open_registry
 from slipstream.state.options import StoreOptions
@@ -22,26 +22,11 @@ from support.commands import ran
 from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
 from support.deployment.kube_schemas import NEWEST, faults
 from support.state.redis_server import RedisServer, redis_server
-from support.state.session_stores import begins, keeps_a_session, store_of
+from support.state.session_stores import keeps_a_session, store_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a \"password\" with 'quotes', \\ and $HOME"
 RAY = {"ray.enabled": True, "ray.faultTolerance.enabled": True}
-FORBIDDEN = (
-    ("KEYS", "*"),
-    ("SCAN", "0"),
-    ("FLUSHALL",),
-    ("CONFIG", "GET", "*"),
-    ("ACL", "LIST"),
-    ("SHUTDOWN",),
-    ("GET", "another:session"),
-    ("SET", "slipstream:x", "1"),
-    ("RENAME", "slipstream:a", "slipstream:b"),
-    ("EVAL", "return redis.call('GET', KEYS[1])", "1", "another:session"),
-    ("EVAL", "return redis.call('KEYS', '*')", "0"),
-    ("PUBLISH", "slipstream:x", "1"),
-)
-"""What nobody needs who keeps sessions and texts, counts requests, or announces itself."""
 
 
 @dataclass(frozen=True)
@@ -130,18 +115,6 @@ async def test_the_services_user_announces_replicas(options):
     await registry.leave(replica)
     assert await registry.live(ReplicaRole.TARGET) == ()
     await registry.aclose()
-
-
-@pytest.mark.parametrize("words", FORBIDDEN, ids=" ".join)
-def test_the_services_user_may_do_nothing_else(words, server):
-    with pytest.raises(redis.RedisError, match=r"(?i)permission|ACL failure"):
-        server.call(*words, user="slipstream", password=PASSWORD)
-
-
-async def test_another_prefix_is_anothers(options):
-    async with store_of(replace(options, prefix="another")) as foreign:
-        with pytest.raises(Unavailable, match="see its ACL"):
-            await foreign.acquire(begins())
 
 
 def test_the_documented_user_is_the_one_of_the_chart(pod):

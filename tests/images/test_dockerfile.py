@@ -43,18 +43,6 @@ def test_hadolint_finds_nothing():
     assert (report.returncode, report.stdout) == (0, "")
 
 
-def test_every_base_is_a_stage_above_or_an_argument():
-    arguments, found = parse(FILE.read_text())
-    names = {each.partition("=")[0] for each in arguments}
-    seen = set()
-    for stage in found.values():
-        of = re.findall(r"\$\{(\w+)\}", stage.base)
-        assert set(of) <= names
-        plain = [stage.base.replace("${DEVICE}", device) for device in ("cpu", "cuda")]
-        assert all(each in seen or each.startswith("${") for each in plain), stage.base
-        seen.add(stage.name)
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_an_image_runs_its_service_as_a_user_that_has_a_number_and_no_rights(known, role):
     assert last(known, role, "USER") == "65532:65532"

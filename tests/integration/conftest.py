@@ -7,6 +7,7 @@ from support.services import fleet
 from support.services.background import LoopThread
 from support.services.processes import save_long_checkpoint
 from support.services.stalls import check_stalls, watching
+from support.state.redis_server import redis_server
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,12 @@ def targets(folder):
 @pytest.fixture
 def draft(folder):
     return fleet.draft_worker(str(fleet.glide_of(folder)), folder)
+
+
+@pytest.fixture
+def server():
+    with redis_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

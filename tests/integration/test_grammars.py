@@ -1,6 +1,5 @@
 """Texts follow their grammar wherever they are written: in one process, behind a router, moved."""
 
-import asyncio
 import json
 import re
 
@@ -10,18 +9,13 @@ import torch
 
 from slipstream.cli.main import exit_code
 from slipstream.client import (
-    AsyncClient,
     Client,
     Mode,
     SamplingParams,
     SpeculationOptions,
     TokenOrigin,
 )
-from slipstream.client.embedded import AsyncEmbedded
-from slipstream.client.engine import EngineOptions
 from slipstream.core.types import FinishReason
-from slipstream.verifying.grammar_constraint import GrammarConstraint
-from support.models.random_schemas import draw_schemas
 from support.models.tiny_checkpoint import tiny_llama
 from support.network.streams import busy, read, tokens_of
 from support.services.fleet import glide_of, routed, running
@@ -112,37 +106,3 @@ def test_the_command_takes_a_schema_as_a_file_or_as_it_is(folder, tmp_path, caps
     assert "one can be followed" in capsys.readouterr().err
     assert exit_code(["generate", "hello", *model, "--json-schema", str(tmp_path / "none")]) == 2
     assert "can't be read" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_answers_by_random_schemas_are_valid_and_the_same_with_speculation(
-    folder, temperature, monkeypatch
-):
-    engines = AsyncEmbedded.load(str(folder), str(glide_of(folder)), EngineOptions(dtype="float32"))
-    drawn = draw_schemas(6, 2)
-    answers = []
-    async with AsyncClient.of(engines) as client:
-
-        async def answer(schema, speculation):
-            sampling = SamplingParams(temperature=temperature)
-            asked = {"json_schema": schema.schema, "max_tokens": schema.longest + 1}
-            asked |= {"sampling": sampling, "speculation": speculation}
-            return await client.generate(schema.prompt, **asked)
-
-        for speculation, jumps in ((OFF, True), (FORCED, True), (FORCED, False)):
-            if not jumps:
-                monkeypatch.setattr(GrammarConstraint, "forced", lambda self, output: ())
-            asked = (answer(schema, speculation) for schema in drawn)
-            answers.append(await asyncio.gather(*asked))
-    for schema, *results in zip(drawn, *answers, strict=True):
-        value = json.loads(results[0].text)
-        jsonschema.validate(value, schema.schema, jsonschema.Draft202012Validator)
-        assert all(result.finish_reason is FinishReason.STOP for result in results)
-        assert len({result.token_ids for result in results}) == 1
-    _, jumped, drafted = (sum(map(num_rounds, results)) for results in answers)
-    assert jumped < drafted
-
-
-def num_rounds(result):
-    at = result.stats.speculation
-    return at.num_spec_steps + at.num_plain_steps

@@ -150,26 +150,6 @@ def test_other_verification_modes_finish_and_repeat(world, kind, verification, s
     assert runs[0].num_drafted > 0
 
 
-@pytest.mark.parametrize("verification", [Verification.MCSD, Verification.MCSD_REPLACEMENT])
-def test_greedy_rejection_sampling_is_greedy_decoding(world, verification):
-    asked = options(Shape.PRODUCT, StopPolicy.FIXED, verification=verification)
-    for kind in ("glide", "vanilla"):
-        out = world.speculate(kind, 0, SAMPLINGS["greedy"], asked)
-        assert out.tokens == world.plain(0, "greedy")
-        assert out.num_drafted > 0
-
-
-def test_a_stop_token_in_the_middle_of_a_round_ends_the_output_there(world):
-    whole = world.plain(0, "greedy")
-    stop = whole[7]
-    expected = whole[: whole.index(stop) + 1]
-    asked = {"sampling": SAMPLINGS["greedy"], "max_tokens": MAX_TOKENS}
-    asked |= {"options": options(Shape.CHAIN, StopPolicy.FIXED)}
-    asked |= {"stop_token_ids": frozenset({stop})}
-    out = speculate(world.target, world.drafts["vanilla"], "vanilla", PROMPTS[0], **asked)
-    assert out.tokens == expected
-
-
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_no_stop_token_comes_before_the_least_number_of_tokens(world, kind, sampling):

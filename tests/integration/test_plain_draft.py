@@ -73,14 +73,12 @@ class Failing:
     def __init__(self, error):
         self.error = error
         self.num_asked = 0
-        self.released = []
 
     async def propose(self, sequence, plan):
         self.num_asked += 1
         raise self.error
 
     async def release(self, session_id):
-        self.released.append(session_id)
         raise self.error
 
 

@@ -13,14 +13,11 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Shape, StopPolicy
 from slipstream.core.verify.draws import fits_device
-from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.decision import save_decision
 from slipstream.models.glide.chain_stop import DecisionNetwork
-from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.loading import causal_model
 from slipstream.verifying.request import ScheduledRequest, TargetRequest
 from support.models import tiny, tiny_checkpoint
-from support.models.rounds import plain, speculate
 
 SAMPLINGS = [
     SamplingParams(),
@@ -28,30 +25,10 @@ SAMPLINGS = [
     SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=8),
     SamplingParams(temperature=1.0, top_k=9, repetition_penalty=1.2, seed=6),
 ]
-PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
 
 
 def shaped_target(device="cpu"):
     return tiny.local_target(causal_model(tiny.hf_model().to(device), engine="cuda"))
-
-
-def shaped_draft(target):
-    scorer = tiny.glide(native=False)
-    chains = GlideChains(scorer, 512)
-    return LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC])
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_output_is_that_of_plain_decoding_without_shapes(sampling, shape, prompt):
-    expected = plain(tiny.local_target(tiny.causal()), prompt, sampling=sampling, max_tokens=24)
-    target = shaped_target()
-    options = SpeculationOptions(mode=Mode.FORCED, shape=shape, stop=StopPolicy.SVIP, max_nodes=15)
-    asked = {"sampling": sampling, "options": options, "max_tokens": 24}
-    out = speculate(target, shaped_draft(target), "glide", prompt, **asked)
-    assert out.tokens == expected.tokens
-    assert out.num_drafted > 0
 
 
 class Short:

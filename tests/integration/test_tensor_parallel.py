@@ -1,9 +1,7 @@
 """A model that two CPU processes hold together says what one process says."""
 
-import os
-import select
 import signal
-from contextlib import contextmanager
+import time
 from queue import SimpleQueue
 
 import pytest
@@ -28,7 +26,6 @@ from support.models import tiny
 from support.models.rounds import plain, speculate
 from support.services.processes import command_line, kill, serve, up
 
-LIMIT_S = 60
 END = "<|endoftext|>"  # the name that Qwen's tokenizers want there to be
 TWO = {"SLIPSTREAM_TARGET_TENSOR_PARALLEL": "2", "SLIPSTREAM_TARGET_DTYPE": "float32"}
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=11)}
@@ -70,7 +67,7 @@ def world(request, tmp_path_factory):
             assert lost.empty()
             driver.send(ClosePool(99))  # a rank that fails at a step says why
             reason = "rank 1 failed at a step of all ranks: KeyError(99)"
-            assert lost.get(timeout=LIMIT_S) == (reason, False)
+            assert lost.get(timeout=60) == (reason, False)
 
 
 def run(model, cache, pending, tree=TREE):
@@ -123,18 +120,6 @@ async def test_a_reader_of_keys_gets_all_heads(world):
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
-@contextmanager
-def end_of(pid):
-    """Something to poll until a process has ended."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        waiting = select.poll()
-        waiting.register(descriptor, select.POLLIN)
-        yield waiting
-    finally:
-        os.close(descriptor)
-
-
 def test_a_service_answers_the_same_and_ends_with_its_follower(model):
     with Client.embedded(str(model), "none", dtype="float32") as client:
         expected = client.generate("the quick brown fox", max_tokens=12).token_ids
@@ -154,8 +139,7 @@ def test_followers_end_with_their_leader_however_it_ends(model):
         for process, number in ((asked, signal.SIGTERM), (killed, signal.SIGKILL)):
             process.ready()
             follower = process.child("target.tensor_parallel_worker")
-            with end_of(follower) as ended:
-                process.signal(number)
-                assert process.wait() == (0 if number == signal.SIGTERM else -number)
-                assert ended.poll(1000 * LIMIT_S)
-            assert command_line(follower) == ""
+            process.signal(number)
+            assert process.wait() == (0 if number == signal.SIGTERM else -number)
+            while command_line(follower):
+                time.sleep(0.01)

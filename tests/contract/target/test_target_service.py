@@ -9,7 +9,6 @@ from grpc import StatusCode
 
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_target import RemoteTarget
@@ -114,21 +113,6 @@ async def test_messages_out_of_order_are_refused_and_leave_nothing(served, messa
     await served.until_empty()
 
 
-@pytest.mark.parametrize(
-    ("start", "tokens", "proposal", "code"),
-    [
-        (7, (1,), Proposal(), StatusCode.FAILED_PRECONDITION),
-        (0, (1, 2), Proposal(), StatusCode.INVALID_ARGUMENT),
-        (0, PROMPT, Proposal(TokenTree.chain([1] * 128)), StatusCode.INVALID_ARGUMENT),
-    ],
-)
-async def test_a_refused_round_ends_its_stream_and_frees_it(served, start, tokens, proposal, code):
-    stream = await served.open(SESSION)
-    status = await refusal(stream.verify(start, tokens, proposal))
-    assert status.code() is code
-    await served.until_empty()
-
-
 async def test_a_stream_that_is_cancelled_frees_its_session_and_no_other(served):
     kept = await served.open(Session("kept", len(PROMPT), 50))
     await kept.verify(0, PROMPT)
@@ -140,19 +124,6 @@ async def test_a_stream_that_is_cancelled_frees_its_session_and_no_other(served)
     again = await kept.verify(0, PROMPT)
     assert again.num_cached == len(PROMPT) - 1
     await kept.end()
-
-
-async def test_what_was_parked_is_there_for_the_next_turn(served):
-    stream = await served.open(SESSION)
-    tokens = await stream.rounds(PROMPT, 3)
-    await stream.park()
-    load = await served.load()
-    assert (load.num_sessions, load.num_parked, load.kv_bytes) == (0, 1, 0)
-    assert load.kv_cached_bytes > 0
-    turn = await served.open(Session("s", len(tokens), 20))
-    assert (await turn.verify(0, tokens)).num_cached == len(tokens) - 1
-    await turn.end()
-    await served.until_empty()
 
 
 async def test_a_higher_fence_takes_a_session_over_with_all_it_holds(served):

@@ -13,15 +13,10 @@ from support.services.cluster import running
 PROMPTS = ((1, "a", ["hello there"]), (2, "b", ["abcabcabcabc"]), (3, "b", ["1 2 3"]))
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
-def test_outputs_under_load_are_those_of_the_prompts_alone(target, tmp_path, capsys, temperature):
+def test_outputs_under_load_are_those_of_the_prompts_alone(folder, tmp_path, capsys, temperature):
     prompts, out = save_prompts(tmp_path, *PROMPTS), tmp_path / "out.json"
-    place = ["--target", str(target), "--draft", str(fleet.glide_of(target)), "--dtype", "float32"]
+    place = ["--target", str(folder), "--draft", str(fleet.glide_of(folder)), "--dtype", "float32"]
     load = ["--concurrency", "1,3", "--repeats", "2", "--max-new-tokens", "12", "--threads", "1"]
     flags = [*place, *load, *prompts, "--temperature", temperature, "--json", str(out)]
     assert exit_code(["bench", "serve", *flags]) == 0
@@ -45,14 +40,14 @@ def test_outputs_under_load_are_those_of_the_prompts_alone(target, tmp_path, cap
         (["--methods", "ngram"], "drafter ngram is not here"),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_before_measurements(target, flags, reason, capsys):
-    place = ["--target", str(target), "--draft", "none", "--dtype", "float32", "--threads", "1"]
+def test_what_does_not_fit_the_model_is_refused_before_measurements(folder, flags, reason, capsys):
+    place = ["--target", str(folder), "--draft", "none", "--dtype", "float32", "--threads", "1"]
     assert reason in refusal(capsys, "bench", "serve", *place, *flags)
 
 
-def test_a_router_serves_a_load_as_embedded_engines_do(target, tmp_path):
+def test_a_router_serves_a_load_as_embedded_engines_do(folder, tmp_path):
     out = tmp_path / "out.json"
-    with running(target, str(fleet.glide_of(target))) as cluster:
+    with running(folder, str(fleet.glide_of(folder))) as cluster:
         place = ["--router", cluster.address, "--limit", "2", "--json", str(out)]
         flags = ["--concurrency", "2", "--repeats", "1", "--max-new-tokens", "6"]
         assert exit_code(["bench", "serve", *place, *flags]) == 0

@@ -78,30 +78,20 @@ async def silent(context, messages):
 
 HUGE = common_pb2.Proposal(stopped_by="x" * (2 << 20))
 DEEP = TokenTree((5,) * 100, (-1, *range(99)))
-WRONG_PARENT = common_pb2.TokenTree(tokens=[1], parents=[5])
-NO_PARENTS = common_pb2.TokenTree(tokens=[1, 2, 3])
 MANY = common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 100_000, parents=[-1] * 100_000))
 
 
 @pytest.mark.parametrize(
     ("speculate", "word"),
     [
-        (says(GARBAGE), "failed"),
-        (says(b""), "failed"),
         (says(OPENED, GARBAGE), "failed"),
-        (says(OPENED), "failed"),
         (silent, "timeout"),
         (proposes(HUGE), "full"),
         (proposes(MANY), "invalid"),
         (proposes(proposal_to_pb(Proposal(TokenTree.chain([4000])))), "invalid"),
         (proposes(proposal_to_pb(Proposal(DEEP))), "invalid"),
-        (proposes(common_pb2.Proposal(tree=WRONG_PARENT)), "invalid"),
-        (proposes(common_pb2.Proposal(tree=NO_PARENTS)), "invalid"),
     ],
-    ids=[
-        *("garbage", "nothing", "garbage later", "opened twice", "silence", "2 MiB"),
-        *("100,000 nodes", "no token of the vocabulary", "too deep", "no tree", "no parents"),
-    ],
+    ids=["garbage", "silence", "2 MiB", "100,000 nodes", "no token of the vocabulary", "too deep"],
 )
 async def test_an_answer_that_is_no_proposal_changes_no_token(served, speculate, word):
     limit = {"draft_round_timeout_s": 0.5} if word == "timeout" else {}
@@ -123,9 +113,7 @@ async def test_a_draft_of_another_protocol_is_not_used_and_both_versions_are_nam
         await client.generate("hello", max_tokens=5)
 
 
-@pytest.mark.parametrize(
-    "probs", [(inf,), (inf, -inf), (1e308, 1e308), (nan, 1.0), (2.0, -1.0), (0.9, 0.9)], ids=str
-)
+@pytest.mark.parametrize("probs", [(inf,), (1e308, 1e308), (nan, 1.0)], ids=str)
 async def test_probabilities_that_are_none_fail_no_request(served, probs):
     async with beside(served, drawn(*probs)) as client:
         result = await client.generate("hello", max_tokens=8, speculation=MCSD, sampling=SAMPLED)
@@ -170,18 +158,9 @@ async def test_a_target_with_a_tokenizer_that_is_not_its_own_is_not_used(served)
         REFUSALS["broken details"],
         REFUSALS["huge pushback"],
         decides(),
-        decides(tokens=[5, 6, 7]),
-        decides(tokens=[5], num_accepted=2**32 - 1),
-        decides(tokens=[2**32 - 1]),
-        decides(tokens=[5], finish_reason=99),
-        decides(tokens=[1] * 300_000),
         decides(tokens=[5], logprobs=[common_pb2.TokenLogprob()] * 600_000),
     ],
-    ids=[
-        *("garbage", "broken details", "huge pushback", "no token", "too many tokens"),
-        *("too many accepted", "no token of the vocabulary", "finish reason"),
-        *("300,000 tokens", "1.2 MB of empty messages"),
-    ],
+    ids=["garbage", "broken details", "huge pushback", "no token", "1.2 MB of empty messages"],
 )
 async def test_a_target_that_answers_nonsense_is_lost_and_another_one_goes_on(served, verify):
     asked = 0

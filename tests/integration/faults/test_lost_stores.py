@@ -14,16 +14,9 @@ from slipstream_router import app
 from slipstream_router.lease_keeper import BEAT_S
 from support.network.streams import read, tokens_of
 from support.services.fleet import routed, running, target_worker
-from support.state.redis_server import redis_server
 
 NUM_TOKENS = 400
 NUM_STREAMS = 6
-
-
-@pytest.fixture
-def server():
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import pytest
 from slipstream.client import SamplingParams
 from slipstream.core.errors import Unavailable
 from slipstream.models.format.digests import weights_digest
-from support.network.streams import busy, read, tokens_of
+from support.network.streams import busy, logprobs_of, read, text_of, tokens_of
 from support.services import fleet
 from support.services.fleet import routed, running, target_worker
-from support.state.redis_server import RedisServer
 
 NUM_TOKENS = 200
 SAMPLED = {"max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=0.9, seed=11)}
+SAMPLED |= {"logprobs": 1}
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,6 @@ def folders(tmp_path_factory):
     for name in ("old", "new"):
         (base / name).mkdir()
     return tuple(fleet.save_models(base / name, seed=at) for at, name in enumerate(("old", "new")))
-
-
-@pytest.fixture
-def server(tmp_path):
-    with RedisServer(tmp_path) as server:
-        yield server
 
 
 def pair(folders, differs):
@@ -52,13 +46,14 @@ async def test_among_mixed_weights_a_request_goes_on_at_an_equal_target(folders)
     twins = old.twin(), new.twin()
     workers = (old, new, *twins)
     async with running(*workers), routed(workers) as client:
-        plain = {(await client.generate("hello", **SAMPLED)).token_ids for _ in workers}
+        results = [await client.generate("hello", **SAMPLED) for _ in workers]
+        plain = {(result.token_ids, result.text, result.logprobs) for result in results}
         assert len(plain) == 2  # requests that begin are spread over all weights
         stream = client.stream("hello", **SAMPLED)
         chunks = await read(stream, 1)
         await (await busy(workers)).stop()
         chunks += await read(stream)
-        assert tokens_of(chunks) in plain
+        assert (tokens_of(chunks), text_of(chunks), logprobs_of(chunks)) in plain
         assert chunks[-1].stats.continuity.num_target_losses == 1
 
 

@@ -4,7 +4,7 @@ Nor does what callers say show in any service's log."""
 import asyncio
 import json
 import signal
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -69,19 +69,13 @@ def json_services(target):
     """Target, draft and router as processes that log all they can, as JSON; the last one's last."""
     told = ["--address", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug"]
     model = ["--dtype", "float32", "--threads", "1"]
-    with ExitStack() as stack:
-        started = [
-            stack.enter_context(serve("target", *told, *model, "--model", str(target))),
-            stack.enter_context(
-                serve(
-                    "draft",
-                    *(*told, *model, "--draft", str(fleet.glide_of(target))),
-                    *("--target-model", str(target)),
-                )
-            ),
-        ]
-        flags = ["--targets", started[0].ready(), "--drafts", started[1].ready()]
-        yield [*started, stack.enter_context(serve("router", *told, *flags))]
+    weights = ["--draft", str(fleet.glide_of(target)), "--target-model", str(target)]
+    with (
+        serve("target", *told, *model, "--model", str(target)) as engine,
+        serve("draft", *told, *model, *weights) as draft,
+        serve("router", *told, "--targets", engine.ready(), "--drafts", draft.ready()) as router,
+    ):
+        yield engine, draft, router
 
 
 async def quoted(address):

@@ -4,24 +4,17 @@ Two routers share a real store and a target, and nothing else."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
+from types import SimpleNamespace
 
 import pytest
 
-from slipstream.client import (
-    Client,
-    Mode,
-    SamplingParams,
-    SpeculationOptions,
-    StopPolicy,
-    Verification,
-)
-from slipstream.core.errors import SessionOutOfSync, SessionTaken, Unavailable
-from support.network.streams import busy, logprobs_of, read, text_of, tokens_of
+from slipstream.client import Client, SamplingParams
+from slipstream.core.errors import Unavailable
+from support.network.streams import logprobs_of, read, text_of, tokens_of
 from support.services import fleet
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import RedisServer
 
-FORCED = SpeculationOptions(Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3, lookup=False)
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
 NUM_TOKENS = 120
@@ -43,25 +36,15 @@ def server(tmp_path):
         yield server
 
 
-class Two:
-    """Two routers over one target and, unless each keeps its own sessions, one store."""
-
-    def __init__(self, target, *clients):
-        self.target = target
-        self.one, self.other = clients
-
-    async def num_rounds(self):
-        return (await self.target.load()).num_rounds
-
-
 @asynccontextmanager
 async def two(folder, server=None, **config):
+    """Two routers over one target and, unless each keeps its own sessions, one store."""
     target = target_worker(folder)
     store = {} if server is None else {"store_url": server.url, "store_timeout_s": 2.0}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(target))
         make = lambda: stack.enter_async_context(routed([target], **{**store, **config}))  # noqa: E731
-        yield Two(target, await make(), await make())
+        yield SimpleNamespace(one=await make(), other=await make())
 
 
 async def begin(client, request_id, num_tokens=10, **asked):
@@ -92,30 +75,6 @@ async def test_a_broken_stream_goes_on_at_another_router(folder, server, plain, 
     assert known == plain[sampling].logprobs[: len(known)]
 
 
-async def test_the_newer_call_takes_a_running_request_and_the_older_one_is_aborted(folder, server):
-    name, asked = token_hex(8), {"max_tokens": LONG}
-    async with two(folder, server) as routers:
-        old, held = await begin(routers.one, name, **asked)
-        new, _ = await begin(routers.other, name, len(tokens_of(held)) + 20, **asked)
-        with pytest.raises(SessionTaken):
-            await read(old)
-        await anext(new)
-        await new.aclose()
-
-
-async def test_a_request_that_has_ended_is_answered_again_and_runs_never(folder, server, plain):
-    name, asked = token_hex(8), {"max_tokens": NUM_TOKENS}
-    async with two(folder, server) as routers:
-        first = await routers.one.generate("hello", request_id=name, **asked)
-        num_rounds = await routers.num_rounds()
-        again = await routers.other.generate("hello", request_id=name, **asked)
-        part = await rest(routers.other, name, [], **asked)
-        assert await routers.num_rounds() == num_rounds
-    assert first.token_ids == again.token_ids == tokens_of(part) == plain[GREEDY].token_ids
-    assert again.text == text_of(part) == first.text
-    assert again.stats.continuity.num_resumed_tokens == NUM_TOKENS
-
-
 async def test_a_router_that_knows_nothing_of_a_request_gives_the_same_rest(folder, plain):
     name, asked = token_hex(8), {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
     async with two(folder) as routers:
@@ -123,17 +82,6 @@ async def test_a_router_that_knows_nothing_of_a_request_gives_the_same_rest(fold
         await stream.aclose()
         chunks = held + await rest(routers.other, name, held, **asked)
     assert (tokens_of(chunks), text_of(chunks)) == (plain[SAMPLED].token_ids, plain[SAMPLED].text)
-
-
-async def test_tokens_that_could_come_out_otherwise_are_not_made_up(folder):
-    name = token_hex(8)
-    mcsd = SpeculationOptions(verification=Verification.MCSD, drafter="glide")
-    async with two(folder, drafts=("127.0.0.1:1",)) as routers:
-        asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED, "speculation": mcsd}
-        stream, held = await begin(routers.one, name, **asked)
-        await stream.aclose()
-        with pytest.raises(SessionOutOfSync, match="mcsd"):
-            await rest(routers.other, name, held, **asked)
 
 
 async def test_requests_outlive_the_store_and_are_kept_again_when_it_is_back(folder, server):
@@ -173,23 +121,3 @@ async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(
 async def _num_kept(server):
     keys = [key for key in server.call("KEYS", "*") if key.endswith(b"tokens")]
     return sum(server.call("STRLEN", key) for key in keys)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_had(
-    targets, draft, plain, sampling
-):
-    asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED, "logprobs": 1}
-    async with running(*targets, draft), routed(targets, [draft]) as client:
-        stream = client.stream("hello", **asked)
-        begun = await read(stream, 20)
-        await (await busy(targets)).stop()
-        chunks = begun + await read(stream)
-    assert tokens_of(chunks) == plain[sampling].token_ids
-    assert text_of(chunks) == plain[sampling].text
-    assert logprobs_of(chunks) == plain[sampling].logprobs
-    stats = chunks[-1].stats
-    assert stats.continuity.num_target_losses == 1
-    assert stats.continuity.is_kept
-    assert stats.speculation.num_accepted_draft_tokens > 0
-    assert stats.num_output_tokens == len(plain[sampling].token_ids)

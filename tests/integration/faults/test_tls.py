@@ -16,7 +16,6 @@ from slipstream.core import errors
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.security import ClientTls
 from slipstream.rpc.server import Server
 from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
@@ -142,20 +141,15 @@ LOAD = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 def keys(tmp_path):
     return write_keys(tmp_path / "keys.toml", key("alice", TOKEN))
 
 
 @pytest.mark.parametrize("is_safe", [False, True])
-async def test_without_tls_all_can_be_read_and_with_it_nothing(model, origin, keys, is_safe):
+async def test_without_tls_all_can_be_read_and_with_it_nothing(folder, origin, keys, is_safe):
     made = origin if is_safe else None
-    async with guarded(model, made, key_file=keys) as at, at.client(token=TOKEN) as client:
+    async with guarded(folder, made, key_file=keys) as at, at.client(token=TOKEN) as client:
         result, session = await say(client)
     assert result.stats.speculation.num_draft_tokens > 0
     for name, words in SPOKEN.items():
@@ -165,20 +159,7 @@ async def test_without_tls_all_can_be_read_and_with_it_nothing(model, origin, ke
         assert found(said, streams) == ([] if is_safe else said)
 
 
-async def test_a_client_without_certificate_or_token_is_refused_by_code(model, origin, other, keys):
-    strange = ClientTls(origin.ca, other.cert("client"), other.key("client"))
-    async with guarded(model, origin, key_file=keys) as at:
-        for tls in (origin.stranger(), strange, other.client("client")):
-            refused = await refusal(at.client(tls=tls, token=TOKEN))
-            assert type(refused) is errors.Unavailable
-            assert len(str(refused)) > 20
-        for token in (None, "open-sesame"):
-            refused = await refusal(at.client(token=token))
-            assert type(refused) is errors.Unauthenticated
-        assert await refusal(at.client(token=TOKEN)) is None
-
-
-async def test_engines_answer_routers_alone(model, origin, other):
+async def test_engines_answer_routers_alone(folder, origin, other):
     code = grpc.StatusCode
     callers = {
         origin.stranger(): code.UNAVAILABLE,
@@ -187,15 +168,15 @@ async def test_engines_answer_routers_alone(model, origin, other):
         origin.client("draft"): code.PERMISSION_DENIED,
         origin.client("router"): None,
     }
-    async with guarded(model, origin) as at:
+    async with guarded(folder, origin) as at:
         for (hop, method), (tls, refused) in product(LOAD.items(), callers.items()):
             async with connect(at.address(hop), ChannelOptions(tls=tls)) as channel:
                 assert await code_of(channel.unary_unary(method)(b"")) is refused
 
 
-async def test_all_certificates_are_replaced_while_everything_runs(tmp_path, model, origin, other):
+async def test_all_certificates_are_replaced_while_everything_runs(tmp_path, folder, origin, other):
     mine = Certificates(shutil.copytree(origin.folder, tmp_path / "mine"))
-    async with guarded(model, mine) as at, at.client() as client:
+    async with guarded(folder, mine) as at, at.client() as client:
         before, _ = await say(client)
         mine.replace(other, *sorted(path.name for path in other.folder.iterdir()))
         assert (await say(client))[0].token_ids == before.token_ids

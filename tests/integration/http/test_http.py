@@ -1,13 +1,11 @@
 """What OpenAI's own client gets from the HTTP front: the texts of the SDK, and all about them."""
 
-import asyncio
-
 import httpx2
 import openai
 import pytest
 
 from slipstream.client import SamplingParams, SpeculationOptions
-from support.services.http_front import HELLO, async_client_of, chat, completion
+from support.services.http_front import HELLO, chat, completion
 
 LIKELY = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
 # In `auto` the number of rounds is a matter of what they cost at the moment.
@@ -172,20 +170,6 @@ def test_models_are_listed_and_found_by_name(client):
     assert raised.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError, match="no-such-model"):
         chat(client, model="no-such-model")
-
-
-async def test_streams_at_once_are_those_that_come_alone(url):
-    async def one(number):
-        asked = {"model": "tiny", "messages": [{"role": "user", "content": f"question {number}"}]}
-        stream = await client.chat.completions.create(
-            **asked, max_tokens=12, seed=number, stream=True
-        )
-        return "".join([part.choices[0].delta.content or "" async for part in stream])
-
-    async with async_client_of(url) as client:
-        together = await asyncio.gather(*(one(number) for number in range(5)))
-        assert together == [await one(number) for number in range(5)]
-    assert len(set(together)) == 5
 
 
 def test_the_api_is_described_with_what_bodies_may_say(url):

@@ -27,27 +27,6 @@ from support.services.processes import has_loaded, up
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-async def is_idle(worker):
-    load = await worker.load()
-    return load.num_sessions - load.num_parked == 0
-
-
-async def test_who_leaves_frees_the_engines_streaming_or_not(router, url):
-    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 1900, "seed": 1}
-    async with async_client_of(url) as client, AsyncClient(router.address) as sdk:
-        stream = await client.chat.completions.create(**asked, stream=True)
-        assert [await anext(stream) for _ in range(3)]
-        await stream.close()
-        await eventually(sdk.server_info, lambda info: info.num_requests == 0)
-        whole = asyncio.create_task(client.chat.completions.create(**asked))
-        await eventually(sdk.server_info, lambda info: info.num_requests == 1)
-        whole.cancel()
-        await asyncio.wait({whole})
-        await eventually(sdk.server_info, lambda info: info.num_requests == 0)
-    for worker in (router.target, *router.drafts):
-        assert await eventually(lambda worker=worker: is_idle(worker), bool)
-
-
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("waits", ["not at all", "until it runs", "until it has written"])
 async def test_a_turn_that_was_left_is_no_part_of_its_session(router, url, is_stream, waits):

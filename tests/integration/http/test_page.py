@@ -10,14 +10,7 @@ from support.services.http_front import fronted
 
 SAMPLED = SamplingParams(temperature=1.0, seed=7)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FILES = (
-    "/",
-    "/page/style.css",
-    "/page/app.js",
-    "/page/answer.js",
-    "/page/stream.js",
-    "/page/tree.js",
-)
+SCRIPTS = [f"/page/{name}.js" for name in ("app", "answer", "stream", "tree")]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +64,7 @@ def answer(page):
 
 
 def test_the_page_is_served_where_it_is_wanted(page_url, url):
-    for path in FILES:
+    for path in ("/", "/page/style.css", *SCRIPTS):
         served = httpx2.get(page_url + path)
         assert served.status_code == 200
         assert "default-src 'none'" in served.headers["content-security-policy"]

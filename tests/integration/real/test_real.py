@@ -10,9 +10,9 @@ from slipstream.bench.questions import read_questions, select
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.profile import resolve
-from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
+from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.text.prompts import encode_prompt
-from support.models.rounds import next_token, plain, speculate
+from support.models.rounds import plain, speculate
 
 pytestmark = pytest.mark.real
 
@@ -119,12 +119,6 @@ def test_a_covering_set_in_bfloat16_is_plain_decoding(bfloat16, kind, shape, sto
     assert_identical(bfloat16, kind, sampling, options, prompts(bfloat16)[first : first + 2], 24)
 
 
-@pytest.mark.parametrize(("kind", "shape", "stop", "sampling"), PAIRS[1:3])
-def test_a_covering_set_in_float32_is_plain_decoding(float32, kind, shape, stop, sampling):
-    options = covering(kind, shape, stop)
-    assert_identical(float32, kind, sampling, options, prompts(float32)[:1], NUM_TOKENS)
-
-
 def test_greedy_output_in_float32_is_that_of_transformers(real_model, float32):
     """Compare the shipped draft and setting with transformers' own `generate`."""
     reference = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
@@ -155,12 +149,3 @@ def _generate(model, batch):
         ids, attention_mask=mask, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=EOS
     )
     return out[:, width:].tolist()
-
-
-def test_replaying_a_conversation_from_0_gives_the_same_tokens(bfloat16):
-    prompt = prompts(bfloat16)[0]
-    whole = bfloat16.plain(prompt, SAMPLED, NUM_TOKENS)
-    for length in (1, 17, 31):
-        told = (*prompt, *whole[:length])
-        session = Session("replay", len(prompt), NUM_TOKENS, SAMPLED)
-        assert next_token(bfloat16.engine.target, session, told) == whole[length]

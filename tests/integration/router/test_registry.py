@@ -21,12 +21,6 @@ def target(address=ADDRESS, incarnation="one"):
     return Announcement(TARGET, address, incarnation)
 
 
-@pytest.fixture(scope="module")
-def server():
-    with redis_server() as server:
-        yield server
-
-
 @pytest.fixture
 async def client(server):
     server.call("FLUSHALL")

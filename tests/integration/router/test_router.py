@@ -10,7 +10,6 @@ from slipstream.client import (
     SamplingParams,
     SpeculationOptions,
     StopPolicy,
-    Verification,
 )
 from slipstream.core.errors import DeadlineExceeded
 from support.services.fleet import eventually, routed, running
@@ -59,38 +58,6 @@ async def test_tokens_are_those_of_embedded_decoding(trio, embedded, sampling):
     assert await is_free(trio.target, *trio.drafts)
 
 
-async def test_a_draft_that_copies_spare_keeps_up_with_text_and_keys(trio, embedded):
-    """One token nearly always, so that the draft is asked only now and then."""
-    sampling = SamplingParams(temperature=0.5, seed=5, logit_bias=((0, -100.0), (7, 4.0)))
-    asked = {"max_tokens": 120, "sampling": sampling}
-    expected = await embedded.generate("hello", **asked)
-    async with trio.client() as client:
-        for lookup in (True, False):
-            options = SpeculationOptions(mode=Mode.FORCED, lookup=lookup, drafter="glide")
-            result = await client.generate("hello", speculation=options, **asked)
-            assert result.token_ids == expected.token_ids
-            stats = result.stats.speculation
-            assert set(stats.fallbacks) <= LATE
-            assert (stats.num_accepted_lookup_tokens > 0) == lookup
-            assert ("lookup" in stats.stop_reasons) == lookup
-            assert set(stats.stop_reasons) > {"lookup"} or not lookup
-
-
-async def test_target_initialised_roots_survive_the_loss_of_the_draft(target, draft):
-    options = SpeculationOptions(
-        mode=Mode.FORCED, verification=Verification.TARGET_INIT, num_roots=2
-    )
-    async with running(target, draft), routed([target], [draft]) as client:
-        with_draft = await client.generate("hello", max_tokens=30, speculation=options)
-        await draft.stop()
-        without = await client.generate("hello", max_tokens=30, speculation=options)
-    for result in (with_draft, without):
-        assert len(result.token_ids) == 30
-        assert not result.lossless
-    assert with_draft.stats.speculation.num_spec_steps > 0
-    assert sum(without.stats.speculation.fallbacks.values()) == 30
-
-
 async def test_a_cancelled_stream_and_a_deadline_free_both_engines(trio):
     async with trio.client() as client:
         async with client.stream("hello", max_tokens=4000, speculation=GLIDE) as stream:
@@ -124,15 +91,3 @@ async def test_a_session_goes_on_with_its_keys_where_they_are(target, draft, emb
         await theirs.aclose()
         assert await is_free(target, other, draft)
         assert (await client.server_info()).num_sessions == 0
-
-
-async def test_a_turn_that_was_broken_off_stays_said_as_far_as_it_went(trio):
-    async with trio.client() as client:
-        async with client.session() as session:
-            async with session.stream("hello", max_tokens=3000) as stream:
-                said = [await anext(stream) for _ in range(4)]
-            told = tuple(token for chunk in said for token in chunk.token_ids)
-            first = said[0].prompt.num_prompt_tokens
-            result = await session.generate("go on", max_tokens=8)
-        assert result.stats.num_prompt_tokens >= first + len(told)
-        assert await is_free(trio.target)

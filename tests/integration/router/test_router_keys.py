@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from slipstream.client import AsyncClient
-from slipstream.core.errors import LimitExceeded, PermissionDenied, RequestExists, Unauthenticated
+from slipstream.core.errors import LimitExceeded, PermissionDenied, Unauthenticated
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream_target.servicer import SERVICE as TARGET
@@ -73,19 +73,6 @@ async def goes(client):
         return None
 
 
-async def test_tokens_of_prompt_and_output_are_counted(served, keys):
-    async with two(served, keys(tokens_per_minute=20)) as (alice, bob):
-        used = await alice.generate("hello", max_tokens=30)
-        debt = used.stats.num_prompt_tokens + 30 - 20
-        with pytest.raises(LimitExceeded, match="20 tokens per minute") as told:
-            await alice.generate("hello", max_tokens=3)
-        # a token comes in three seconds, some of which may have passed
-        assert 3 * (debt - 10) < told.value.retry_after_s <= 3 * (debt + 1)
-        refused = await refusal_of(alice.address, ALICE)
-        assert int(dict(refused.trailing_metadata())["grpc-retry-pushback-ms"]) > 1000
-        await bob.generate("hello", max_tokens=3)
-
-
 async def test_tokens_of_a_text_that_is_only_tokenized_are_counted_too(served, keys):
     async with two(served, keys(tokens_per_minute=20)) as (alice, bob):
         assert len(await alice.tokenize("hello " * 10)) > 20
@@ -121,19 +108,6 @@ async def test_a_key_that_parks_many_sessions_takes_nothing_that_another_key_has
         assert len(parked) == 4
         assert len({at.owner for at in parked.values()}) == 2
         assert {"alice", "bob"}.isdisjoint(at.owner for at in parked.values())
-
-
-async def test_ids_of_requests_are_each_key_s_own(served, keys):
-    async with two(served, keys()) as (alice, bob):
-        first = await alice.generate("hello", max_tokens=3, request_id="same")
-        other = await bob.generate("another prompt", max_tokens=3, request_id="same")
-        assert other.stats.num_prompt_tokens != first.stats.num_prompt_tokens
-        for client, prompt, expected in ((alice, "hello", first), (bob, "another prompt", other)):
-            again = await client.generate(prompt, max_tokens=3, request_id="same")
-            assert again.token_ids == expected.token_ids
-            assert again.stats.continuity.num_resumed_tokens == 3
-        with pytest.raises(RequestExists):
-            await bob.generate("hello", max_tokens=3, request_id="same")
 
 
 async def test_a_key_that_is_revoked_opens_nothing_more_and_what_runs_goes_on(served, keys):

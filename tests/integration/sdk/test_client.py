@@ -11,22 +11,12 @@ from slipstream.client import (
     Mode,
     SamplingParams,
     SpeculationOptions,
-    StopPolicy,
 )
-from slipstream.core.errors import Cancelled, InvalidRequest, ModelMismatch
-from support.models import tiny_checkpoint
+from slipstream.core.errors import Cancelled, InvalidRequest
 from support.network.bad_routers import Scripted, first_chunk, register
 from support.services.background import served
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
-FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED)
-OFF = SpeculationOptions(mode=Mode.OFF)
-
-
-@pytest.fixture(scope="module")
-def ngram(folder):
-    with Client.embedded(str(folder), "ngram", dtype="float32") as client:
-        yield client
 
 
 def test_a_stop_string_in_one_turn_does_not_spoil_the_next(embedded):
@@ -39,10 +29,10 @@ def test_a_stop_string_in_one_turn_does_not_spoil_the_next(embedded):
     assert again.stats.num_cached_tokens > cut.stats.num_prompt_tokens
 
 
-def test_an_engine_without_a_draft_decodes_plainly_and_says_no_to_more(folder, ngram):
+def test_an_engine_without_a_draft_decodes_plainly_and_says_no_to_more(folder, embedded):
     with Client.embedded(str(folder), "none", dtype="float32") as client:
         result = client.generate("hello", max_tokens=10)
-        assert result.token_ids == ngram.generate("hello", max_tokens=10).token_ids
+        assert result.token_ids == embedded.generate("hello", max_tokens=10).token_ids
         with pytest.raises(InvalidRequest, match="no draft"):
             client.generate("hello", speculation=SpeculationOptions(mode=Mode.FORCED))
 
@@ -55,23 +45,6 @@ NO_OPTIONS += [{"draft": draft} for draft in ("", "glide", "magic", "vanilla:")]
 def test_drafts_and_engine_options_that_do_not_exist_are_refused(folder, options):
     with pytest.raises(InvalidRequest):
         Client.embedded(str(folder), **{"draft": "none", "dtype": "float32", **options})
-
-
-def test_glide_weights_are_taken_from_their_directory(folder, tmp_path, ngram):
-    weights = tiny_checkpoint.save_draft(folder, tmp_path / "glide")
-    with Client.embedded(str(folder), str(weights), dtype="float32") as client:
-        result = client.generate("hello", max_tokens=20, speculation=FORCED)
-        assert result.stats.speculation.num_draft_tokens > 0
-        expected = ngram.generate("hello", max_tokens=20, speculation=OFF)
-        assert result.token_ids == expected.token_ids
-        with pytest.raises(InvalidRequest, match="at most 4"):
-            client.generate("hello", speculation=SpeculationOptions(max_draft_tokens=5))
-
-
-def test_glide_weights_of_another_tokenizer_are_refused(folder, tmp_path):
-    weights = tiny_checkpoint.save_draft(folder, tmp_path / "glide", tokenizer_hash="0" * 64)
-    with pytest.raises(ModelMismatch, match="tokenizer"):
-        Client.embedded(str(folder), str(weights), dtype="float32")
 
 
 def test_an_answer_that_was_kept_does_not_know_how_its_tokens_came_about(embedded):
@@ -100,6 +73,21 @@ async def test_a_stream_that_is_dropped_frees_its_session(async_client):
         del stream
         gc.collect()
         assert (await session.generate("later", max_tokens=3)).token_ids
+
+
+async def test_requests_that_are_cancelled_leave_the_others_as_they_are(async_client):
+    asked = {"max_tokens": 40, "sampling": SAMPLED}
+    expected = await async_client.generate("hello", **asked)
+    kept = [asyncio.ensure_future(async_client.generate("hello", **asked)) for _ in range(3)]
+    for steps in range(12):
+        stream = async_client.stream("other " * (steps % 4 + 1), max_tokens=40)
+        reading = asyncio.ensure_future(anext(stream))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait({reading})
+    for request in kept:
+        assert (await request).token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["client", "task"])

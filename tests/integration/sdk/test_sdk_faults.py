@@ -63,14 +63,6 @@ def test_nothing_else_is_tried_again_and_nothing_at_all_where_that_is_asked(erro
     assert failing.num_calls == 1
 
 
-async def test_a_router_that_is_not_there_is_unavailable(kind):
-    with served(register(Scripted())) as address:
-        pass
-    async with opened(kind(address, retries=False)) as client:
-        with pytest.raises(errors.Unavailable):
-            await done(client.generate("hello"))
-
-
 @pytest.fixture
 def silent():
     servicer = Scripted(first_chunk(), hangs=True)

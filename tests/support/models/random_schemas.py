@@ -11,7 +11,6 @@ NAMES = (
     *("name", "title", "kind", "color", "size", "price", "count", "year", "city", "tags"),
     *("is_open", "rating", "owner", "notes", "code", "parts", "address", "score", "unit", "level"),
 )
-TOPICS = ("a famous person", "a city", "a book", "a car", "a recipe", "a planet", "a football club")
 _MAX_DEPTH = 3
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _PATTERN: Made = ({**_STRING, "pattern": r"^(mon|tues|wednes|thurs|fri)day$"}, len('"wednesday"'))
@@ -36,17 +35,12 @@ _PLAIN: tuple[Made, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """A schema, what a text about it is to describe, and the bytes of its longest text.
+    """A schema, and the bytes of its longest text.
     A token has a byte at least, so that a request for as many tokens and one more always ends by
     itself."""
 
     schema: Schema
-    topic: str
     longest: int
-
-    @property
-    def prompt(self) -> str:
-        return f"Describe {self.topic} in JSON."
 
 
 def draw_schemas(count: int, seed: int) -> tuple[DrawnTokens, ...]:
@@ -54,7 +48,7 @@ def draw_schemas(count: int, seed: int) -> tuple[DrawnTokens, ...]:
     rng, drawn = random.Random(seed), []
     for _ in range(count):
         schema, longest = _object(rng, 1)
-        drawn.append(DrawnTokens(schema, rng.choice(TOPICS), longest))
+        drawn.append(DrawnTokens(schema, longest))
     return tuple(drawn)
 
 

@@ -114,11 +114,19 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return (1 + torch.randint(VOCAB - 1, (count,), generator=noise)).tolist()
 
 
-def tree_of(size: int, seed: int, vocab_size: int = VOCAB) -> TokenTree:
-    """Different tokens on paths that leave the first one at every depth."""
-    rng = random.Random(seed)
-    parents = tuple(rng.randrange(-1, node) for node in range(size))
-    return TokenTree(tuple(rng.sample(range(1, vocab_size), size)), parents)
+def tree(rng: random.Random, size: int, vocab: int = VOCAB) -> TokenTree:
+    """Nodes below any that come before them, siblings unlike."""
+    nodes: dict[tuple[int, int], None] = {}
+    while len(nodes) < size:
+        nodes[rng.randrange(-1, len(nodes)), rng.randrange(1, vocab)] = None
+    parents, tokens = zip(*nodes, strict=True) if nodes else ((), ())
+    return TokenTree(tokens, parents)
+
+
+@torch.inference_mode()
+def hf_logits(model: Any, text: list[int], **options: Any) -> Any:
+    """Return a text's logits [T, V] by transformers, in float32."""
+    return model(torch.tensor([text]), **options).logits[0].float().numpy()
 
 
 def whole(model: CausalModel, text: list[int]) -> Any:

@@ -69,8 +69,12 @@ def tiny_llama(
 
 
 def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int = 128) -> Path:
-    model = tiny_llama(vocab_size=vocab_size, context_length=context_length)
-    model.save_pretrained(folder)
+    return save_model(folder, tiny_llama(vocab_size=vocab_size, context_length=context_length))
+
+
+def save_model(folder: Path, model: Any, **options: Any) -> Path:
+    """Save a model with the byte tokenizer."""
+    model.save_pretrained(folder, **options)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -78,7 +82,6 @@ def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int 
 def save_draft(
     target: Path,
     folder: Path,
-    tokenizer_hash: str | None = None,
     *,
     vocab: torch.Tensor | None = None,
     layers: tuple[int, ...] = (1,),
@@ -88,7 +91,7 @@ def save_draft(
     loaded = load_target_parts(str(target), dtype="float32", device="cpu")
     vocab = torch.arange(0, 259, 2) if vocab is None else vocab
     shape = GlideShape(target_layers=layers, head_size=len(vocab), max_lag=max_lag)
-    named = {"name": loaded.model_id, "tokenizer_hash": tokenizer_hash or loaded.tokenizer_hash}
+    named = {"name": loaded.model_id, "tokenizer_hash": loaded.tokenizer_hash}
     config = config_for_target(loaded.model, shape, **named)
     save_glide(init_from_target(loaded.model, config), vocab, folder)
     return folder

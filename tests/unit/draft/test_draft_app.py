@@ -11,8 +11,6 @@ from slipstream.core.policy.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.models.format.digests import file_digest
-from slipstream.models.glide.glide_files import save_glide
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions
@@ -31,16 +29,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def weights(checkpoint, tmp_path_factory):
-    shape = GlideShape(target_layers=(1,), head_size=40, max_lag=5, num_layers=1)
-    return saved(checkpoint, shape, tmp_path_factory.mktemp("drafts") / "mine")
-
-
-def saved(checkpoint, shape, folder):
-    loaded = load_target_parts(str(checkpoint), dtype="float32")
-    names = {"name": "tiny", "tokenizer_hash": loaded.tokenizer_hash}
-    config = config_for_target(loaded.model, shape, **names)
-    save_glide(init_from_target(loaded.model, config), torch.arange(40), folder)
-    return folder
+    folder = tmp_path_factory.mktemp("drafts") / "mine"
+    return tiny_checkpoint.save_draft(checkpoint, folder, vocab=torch.arange(40), max_lag=5)
 
 
 async def about(**options):
@@ -88,8 +78,8 @@ async def test_a_draft_says_what_its_profile_file_says(checkpoint, weights, draf
 
 
 async def test_a_glide_draft_that_reads_no_layers_is_of_no_particular_target(checkpoint, tmp_path):
-    shape = GlideShape(target_layers=(), head_size=40, max_lag=0)
-    folder = saved(checkpoint, shape, tmp_path / "mine")
+    vocab = {"vocab": torch.arange(40), "layers": (), "max_lag": 0}
+    folder = tiny_checkpoint.save_draft(checkpoint, tmp_path / "mine", **vocab)
     said = await about(draft=str(folder), target_model=str(checkpoint))
     assert (said.kind, list(said.target_layers), said.target_model_id) == ("glide", [], "")
     assert said.identity.tokenizer_hash

@@ -2,11 +2,9 @@
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import CapacityError
 from slipstream.core.tree import TokenTree
 from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.batch import Batch, Part
@@ -48,11 +46,3 @@ def test_a_token_sees_the_slots_of_its_path_in_the_order_of_positions(seed, num_
             assert batch.positions[row] == len(path) - 1
             assert batch.slots[row] == path[-1]
         first += len(own)
-
-
-def test_more_nodes_beside_their_positions_than_scratch_slots_are_refused():
-    cache = KvCache(KvPool(LAYOUT, 1, scratch_rows=1), limit=128)
-    cache.reserve(1)
-    wide = TokenTree(tuple(range(1, 131)), (-1,) * 130)
-    with pytest.raises(CapacityError, match="more nodes than there is scratch room for"):
-        Batch.of([Part(cache, [1], wide)])

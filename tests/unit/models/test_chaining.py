@@ -80,13 +80,17 @@ def drafts(num_layers=1, missing=0, texts=None, window=0, place="cuda"):
     return made, texts
 
 
-def propose(draft, texts, plans, samplings, mode=Verification.EXACT):
+def begin(draft, texts, plans, samplings, mode=Verification.EXACT):
     begun = []
     for at, (text, plan) in enumerate(zip(texts, plans, strict=True)):
         sampling = samplings[at % len(samplings)]
         session = Session(str(at), len(text), 30, sampling, mode, stop_token_ids=STOPS)
         begun.append(draft.begin(DraftRequest(TokenSequence(session, text), plan)))
-    num_steps = 0
+    return begun
+
+
+def propose(draft, *asked):
+    begun, num_steps = begin(draft, *asked), 0
     while any(not drafting.is_done for drafting in begun):
         draft.step(begun)
         num_steps += 1
@@ -177,12 +181,17 @@ def test_what_cannot_be_followed_at_once_grows_step_by_step(place):
     assert propose(device, texts, *asked, Verification.MCSD)[1] == expected[1]
 
 
+def followed():
+    """A target, a draft of it, and the draft's chains, on a device."""
+    target = tiny_glide.llama().to(DEVICE)
+    draft = tiny_glide.draft(tiny_glide.config(target)).to(DEVICE)
+    scorer = tiny_glide.scorer(target, draft, native=False)
+    return target, scorer, GlideChains(scorer, 200)
+
+
 @on_device
 def test_a_tree_can_be_grown_behind_a_followed_prefix():
-    target = tiny_glide.llama().to(DEVICE)
-    config = tiny_glide.config(target)
-    scorer = tiny_glide.scorer(target, tiny_glide.draft(config).to(DEVICE), native=False)
-    chains = GlideChains(scorer, 200)
+    target, scorer, chains = followed()
     text = tiny.tokens(12)
     view = tiny_glide.view(target, text, 11)
     scores = []
@@ -249,10 +258,7 @@ def test_a_chain_without_numbers_is_an_error_of_its_session_alone(place):
     target = tiny_glide.llama().to(DEVICE if place == "cuda" else "cpu")
     source = SpoiltSource(target, texts, 0)
     device._target_kv = TargetKv(source, device._target_kv.layers)
-    begun = []
-    for at, text in enumerate(texts):
-        session = Session(f"{at}", len(text), 30, stop_token_ids=STOPS)
-        begun.append(device.begin(DraftRequest(TokenSequence(session, text), PLAN)))
+    begun = begin(device, texts, [PLAN] * 4, [SamplingParams()])
     device.step(begun)
     with pytest.raises(ModelError):
         begun.pop(2).result()
@@ -262,12 +268,8 @@ def test_a_chain_without_numbers_is_an_error_of_its_session_alone(place):
 @on_device
 @torch.inference_mode()
 def test_a_captured_chain_never_waits_for_the_host():
-    target = tiny_glide.llama().to(DEVICE)
-    config = tiny_glide.config(target)
-    scorer = tiny_glide.scorer(target, tiny_glide.draft(config).to(DEVICE))
-    chains = GlideChains(scorer, 200)
-    text = tiny.tokens(12)
-    state = scorer.open(60)
+    _, scorer, chains = followed()
+    text, state = tiny.tokens(12), scorer.open(60)
     found = []
     for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
         ask = ChainRequest(state, text, None, sampling, FixedStop(3), 3, 4)

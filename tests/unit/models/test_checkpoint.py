@@ -31,6 +31,7 @@ from support.models.tiny_checkpoint import (
     change_weights,
     piece_tokenizer,
     save_checkpoint,
+    save_model,
     tiny_llama,
 )
 
@@ -53,11 +54,7 @@ def checkpoint(tmp_path):
 
 
 def saved(folder, family, **options):
-    model = tiny.hf_model(family)
-    model.resize_token_embeddings(264)
-    model.save_pretrained(folder, **options)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return save_model(folder, tiny.hf_model(family, vocab_size=264), **options)
 
 
 @needs_native

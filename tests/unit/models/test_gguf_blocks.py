@@ -4,7 +4,6 @@ import struct
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType
 
 from slipstream.core.errors import WeightsError
@@ -15,7 +14,7 @@ from slipstream.models.loading import causal_model, load_model
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.torch.loading import load_target_parts
-from support.models import tiny_gguf
+from support.models import tiny, tiny_gguf
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
@@ -58,7 +57,7 @@ def whole(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gguf")
     hidden = HIDDEN.get(name, tiny_gguf.HIDDEN)
     path = tiny_gguf.write(folder / f"{name}.gguf", MIXTURES[name], family, hidden)
-    return path, logits_of(load_target_parts(str(path), dtype="float32").model)
+    return path, tiny.hf_logits(load_target_parts(str(path), dtype="float32").model, TOKENS)
 
 
 def in_blocks(file):
@@ -70,14 +69,7 @@ def in_blocks(file):
 
 
 def logits(model, tokens):
-    cache = model.open(len(tokens))
-    hidden, _ = model.forward([Part(cache, tokens)])
-    return model.logits(hidden)
-
-
-@torch.inference_mode()
-def logits_of(model):
-    return model(torch.tensor([TOKENS])).logits[0].float().numpy()
+    return tiny.whole(model, tokens)[1]
 
 
 def test_the_model_is_the_one_that_transformers_reads(whole):
@@ -87,7 +79,7 @@ def test_the_model_is_the_one_that_transformers_reads(whole):
     assert (found.argmax(1) == expected.argmax(1)).mean() > 0.9
     # Layers lend their weights to a reference, so that it needs memory for one, not for all.
     model = load_model(str(file)).model.reference()
-    error = np.linalg.norm(logits_of(model) - expected) / np.linalg.norm(expected)
+    error = np.linalg.norm(tiny.hf_logits(model, TOKENS) - expected) / np.linalg.norm(expected)
     assert error < 0.05, "it is bfloat16"
     assert {weight.device.type for weight in model.base_model.layers.parameters()} == {"meta"}
 

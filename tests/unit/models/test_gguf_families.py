@@ -9,11 +9,10 @@ from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.format.resolve import convert
-from slipstream.models.kv.batch import Part
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.native import library
 from slipstream.models.torch.loading import load_target_parts
-from support.models import tiny_gguf
+from support.models import tiny, tiny_gguf
 from support.models.families import SIZES, family_model
 from support.models.tiny_checkpoint import SPECIAL
 from support.models.tiny_gguf import add_field, finish, interleaved, write_tokenizer
@@ -101,22 +100,17 @@ def tensors(model, arch):
         yield names.get_name(name, try_suffixes=(".weight", ".bias")), values
 
 
-@torch.inference_mode()
-def logits_of(model):
-    return model(torch.tensor([TOKENS])).logits[0].float().numpy()
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_the_model_that_it_was_made_of(name, tmp_path):
     path, model = write(tmp_path / "own.gguf", name)
-    expected = logits_of(model)
+    expected = tiny.hf_logits(model, TOKENS)
     for dtype, limit in (("float32", 1e-4), ("auto", 2e-2)):
         loaded = causal_model(load_model(str(path), dtype=dtype).model)
         assert loaded.engine.startswith("native")
-        hidden, _ = loaded.forward([Part(loaded.open(len(TOKENS)), TOKENS)])
-        error = np.linalg.norm(loaded.logits(hidden) - expected) / np.linalg.norm(expected)
+        found = tiny.whole(loaded, TOKENS)[1]
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
         assert error < limit, dtype
-    by_torch = logits_of(load_target_parts(str(path), dtype="float32").model)
+    by_torch = tiny.hf_logits(load_target_parts(str(path), dtype="float32").model, TOKENS)
     np.testing.assert_allclose(by_torch, expected, rtol=0, atol=2e-4)
 
 

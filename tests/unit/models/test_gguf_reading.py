@@ -9,7 +9,7 @@ from slipstream.models.format.gguf_file import GgufFile
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer, turn_ends
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.torch.loading import load_target_parts
-from support.models import tiny_gguf
+from support.models import tiny, tiny_gguf
 
 SMALL = 64
 """Elements of a hidden state where nothing is computed."""
@@ -73,10 +73,7 @@ def model_of(path, **options):
 
 
 def hidden(model, tokens=TOKENS):
-    from slipstream.models.kv.batch import Part
-
-    found, _ = model.forward([Part(model.open(len(tokens)), tokens)])
-    return np.asarray(found, np.float32)
+    return np.asarray(tiny.whole(model, tokens)[0], np.float32)
 
 
 @torch.inference_mode()

@@ -60,8 +60,7 @@ def words(model, count):
 def require_transformers_numbers(make):
     model = native(make)  # the text is longer than any window
     tokens = words(model, 150)
-    with torch.inference_mode():
-        expected = make()(torch.tensor([tokens])).logits[0].numpy()
+    expected = tiny.hf_logits(make(), tokens)
     _, logits = tiny.whole(model, tokens)
     assert norm(logits - expected) / norm(expected) < 2e-5
 
@@ -91,13 +90,11 @@ def test_bfloat16_rounds_what_is_multiplied_by_weights_and_what_is_cached_and_no
     model, rounded = native(MAKERS[name], torch.bfloat16), MAKERS[name](dtype=torch.bfloat16)
     tokens = words(model, 60)
     wide = MAKERS[name](dtype=torch.bfloat16).float()
-    with torch.inference_mode():
-        exact = wide(torch.tensor([tokens])).logits[0].numpy()
-        theirs = rounded(torch.tensor([tokens])).logits[0].float().numpy()
-        for part in wide.modules():
-            if isinstance(part, torch.nn.Linear):
-                part.register_forward_pre_hook(lambda _, args: (narrowed(args[0]),))
-        expected = wide(torch.tensor([tokens]), past_key_values=NarrowCache()).logits[0].numpy()
+    exact, theirs = tiny.hf_logits(wide, tokens), tiny.hf_logits(rounded, tokens)
+    for part in wide.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.register_forward_pre_hook(lambda _, args: (narrowed(args[0]),))
+    expected = tiny.hf_logits(wide, tokens, past_key_values=NarrowCache())
     _, ours = tiny.whole(model, tokens)
     assert norm(ours - expected) < norm(theirs - expected) / 4
     assert norm(ours - exact) < norm(theirs - exact)
@@ -172,8 +169,7 @@ def test_machines_can_be_compared_by_the_digest_of_an_output():
 def test_float32_keeps_weights_that_bfloat16_holds_in_it_and_rounds_no_tokens():
     exact = tiny.hf_model(dtype=torch.bfloat16).float()
     tokens = tiny.tokens(60)
-    with torch.inference_mode():
-        expected = exact(torch.tensor([tokens])).logits[0].numpy()
+    expected = tiny.hf_logits(exact, tokens)
     narrow, wide = causal_model(exact, engine="native"), native(MAKERS["llama"])
     assert narrow.weight_bytes < 0.6 * wide.weight_bytes
     assert narrow.dtype == wide.dtype == FLOAT32
@@ -246,12 +242,3 @@ def test_a_tree_and_what_follows_its_accepted_path_have_the_bits_of_plain_decodi
     cache.keep([slots[0], *(slots[1 + node] for node in nodes[:4])])
     hidden, _ = model.forward([Part(cache, tokens[start + 5 :])])
     assert np.array_equal(hidden, np.stack(plain[5:]))
-
-
-def test_fast_numerics_agree_up_to_rounding():
-    tokens = tiny.tokens(200)
-    states = []
-    for numerics in ("invariant", "fast"):
-        model = tiny.causal(numerics=numerics)
-        states.append(model.forward([Part(model.open(200), tokens)])[0])
-    np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-4)

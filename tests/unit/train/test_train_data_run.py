@@ -18,7 +18,7 @@ from slipstream.models.native.library import has_kernels
 from slipstream.train.answers import Talk
 from slipstream.train.data import ReadLimits, finished_shards, read_data, read_lines
 from slipstream.train.data_run import DataRun, make_plan, make_shards, write_data
-from support.models.tiny_checkpoint import byte_tokenizer, tiny_llama
+from support.models.tiny_checkpoint import byte_tokenizer, save_model, tiny_llama
 
 END, USER, BOT = 0, 1, 2
 ANSWER = "klmno"
@@ -52,8 +52,7 @@ def chain() -> LlamaForCausalLM:
 def place(tmp_path_factory):
     """A directory with a target and a file of prompts."""
     base = tmp_path_factory.mktemp("data")
-    chain().save_pretrained(base / "target")
-    byte_tokenizer().save_pretrained(base / "target")
+    save_model(base / "target", chain())
     (base / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
     return base
 

@@ -118,12 +118,6 @@ def test_missing_and_too_little_text_are_refused(place, draft):
     assert not (draft / BLOCKS_NAME).exists()
 
 
-def test_inputs_that_are_no_whole_blocks_are_refused(tmp_path):
-    odd = training_place(tmp_path)
-    train(glide_run(odd, odd))
-    assert "has 48 inputs, but Q4_1" in str(command(odd, odd / "weights").exception)
-
-
 def test_the_target_of_another_tokenizer_is_refused(place, draft):
     path = draft / CONFIG_NAME
     values = json.loads(path.read_text())

@@ -14,10 +14,7 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
 from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, load_decision
-from slipstream.models.glide.glide_files import save_glide
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide.load import load_glide
-from slipstream.models.torch.loading import load_target_parts
 from slipstream.train import decision_run
 from slipstream.train.decision import DecisionSettings, train_decision
 from slipstream.train.decision_run import (
@@ -41,12 +38,8 @@ def place(tmp_path_factory):
     """A directory with a target, a draft for it and prompts."""
     base = tmp_path_factory.mktemp("decision")
     tiny_checkpoint.save_checkpoint(base / "target")
-    target = load_target_parts(str(base / "target"))
-    shape = GlideShape((1,), head_size=250, max_lag=8)
-    hashed = target.tokenizer_hash
-    config = config_for_target(target.model, shape, name="tiny", tokenizer_hash=hashed)
-    vocab = torch.arange(config.head_size) + 3
-    save_glide(init_from_target(target.model, config), vocab, base / "draft")
+    vocab = torch.arange(250) + 3
+    tiny_checkpoint.save_draft(base / "target", base / "draft", vocab=vocab, max_lag=8)
     lines = [json.dumps({"prompt": f"number {i}"}) for i in range(12)]
     (base / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     return base

@@ -64,10 +64,6 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     assert max(at["length"] for at in record["checks"]) == max(at.heldout.length for at in checks)
 
 
-class Interrupted(Exception):
-    pass
-
-
 def step_of(run):
     with safe_open(run.checkpoint, "pt") as file:
         return json.loads(file.metadata()["state"])["step"]
@@ -76,13 +72,13 @@ def step_of(run):
 def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
     def interrupt(check):
         if check.step > 1:
-            raise Interrupted
+            raise KeyboardInterrupt
 
     whole, broken = (
         glide_run(place, tmp_path / name, settings=CHECKED) for name in ("whole", "broken")
     )
     train(whole)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         train(broken, interrupt)
     assert 0 < step_of(broken) < 6
     train(replace(broken, resume=True))

@@ -1,6 +1,7 @@
 """Forwards of fixed shapes over pages compute what forwards without shapes do; shapes are few."""
 
 import itertools
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,10 @@ NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
 SAMPLED = SamplingParams(temperature=0.9)
 TRUNCATED = SamplingParams(temperature=0.9, top_p=0.9)
 LENGTHS = (130, 5, 260, 127, 1)
+
+
+def tree_of(size, seed):
+    return tiny.tree(random.Random(seed), size)
 
 
 def shaped(family="llama"):
@@ -56,7 +61,7 @@ def leaves_of(size, seed):
 
 
 @pytest.mark.parametrize(
-    ("family", "make"), [("llama", chain_of), ("qwen3", leaves_of), ("phi3", tiny.tree_of)]
+    ("family", "make"), [("llama", chain_of), ("qwen3", leaves_of), ("phi3", tree_of)]
 )
 def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
     trees = [make(3 + 4 * seed, seed) for seed in range(len(LENGTHS))]
@@ -70,7 +75,7 @@ def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
 
 
 def test_what_follows_an_accepted_path_has_the_same_states():
-    tree = tiny.tree_of(9, 3)
+    tree = tree_of(9, 3)
     states = []
     for model in (tiny.causal(), shaped()):
         parts = parts_on_scattered_pages(model, [tree] * len(LENGTHS))
@@ -162,7 +167,7 @@ def test_memory_of_captures_is_accounted():
 
 
 def test_captured_forwards_in_bfloat16_compute_what_the_host_does():
-    trees = [tiny.tree_of(9, seed) for seed in range(len(LENGTHS))]
+    trees = [tree_of(9, seed) for seed in range(len(LENGTHS))]
     plain = causal_model(tiny.hf_model(dtype=torch.bfloat16))
     model = causal_model(tiny.hf_model(dtype=torch.bfloat16).cuda())
     expected = torch.tensor(plain.forward(parts_on_scattered_pages(plain, trees))[0])

@@ -12,7 +12,7 @@ from slipstream.models.torch.choice import load_kernels
 from slipstream.models.torch.loading import load_target_parts
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny, tiny_gguf
-from support.models.tiny_checkpoint import byte_tokenizer, change_config, save_checkpoint
+from support.models.tiny_checkpoint import change_config, save_checkpoint, save_model
 
 WIDE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "head_dim": 128}
 WIDE |= {"vocab_size": 264}
@@ -27,8 +27,7 @@ def test_a_device_takes_weights_in_parts_and_the_host_never_has_most_of_them(kin
         tiny_gguf.write(path, lambda _: "F16", hidden=2048)
     else:
         path, own = tmp_path, torch.bfloat16 if dtype == "fp8" else torch.float32
-        tiny.hf_model(dtype=own, **WIDE).save_pretrained(path, max_shard_size="8MB")
-        byte_tokenizer().save_pretrained(path)
+        save_model(path, tiny.hf_model(dtype=own, **WIDE), max_shard_size="8MB")
         assert len(list(path.glob("*.safetensors"))) > 5
     with simulated_gpu(has_values=False) as gpu:  # what was sent is on the host no more
         send = gpu.send

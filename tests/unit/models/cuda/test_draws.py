@@ -24,6 +24,7 @@ from slipstream.models.cuda.draws import (
 )
 from slipstream.models.cuda.graphs import Replay
 from slipstream.verifying.decision import draws_of
+from support.models import tiny
 
 VOCAB = 300
 NUM_COMMON = 30
@@ -41,19 +42,6 @@ EDITED = [
     {"temperature": 0.9, "presence_penalty": 0.7, "frequency_penalty": -0.4, "min_tokens": 9},
     {"temperature": 1.0, "repetition_penalty": 0.8, "top_p": 0.9, "logit_bias": ((3, 4.0),)},
 ]
-
-
-def tree_of(rng, size):
-    tokens, parents, taken = [], [], set()
-    for node in range(size):
-        parent = rng.randrange(-1, node)
-        token = rng.randrange(NUM_COMMON)
-        while (parent, token) in taken:
-            token = rng.randrange(NUM_COMMON)
-        taken.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
 
 
 class Form:
@@ -92,7 +80,7 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params, form):
         prefix = [rng.randrange(NUM_COMMON) for _ in range(2 + rng.randrange(40))]
         ends = frozenset(rng.sample(range(VOCAB), 40))
         session = Session("s", len(prefix) - round_id % 2, 100, sampling, stop_token_ids=ends)
-        tree = tree_of(rng, rng.randrange(12))
+        tree = tiny.tree(rng, rng.randrange(12), NUM_COMMON)
         noise = torch.Generator().manual_seed(round_id)
         logits = planted(tree, rng, torch.randn(len(tree) + 1, VOCAB, generator=noise))
         stats = (NodeStats(0.5, 0.5, 1.0),) * len(tree)
@@ -115,7 +103,7 @@ def test_the_scores_of_rows_are_those_of_the_distribution_in_every_bit(params, f
     rng, noise = random.Random(5), torch.Generator().manual_seed(7)
     prefix = [rng.randrange(NUM_COMMON) for _ in range(20)]
     session = Session("s", 9, 100, SamplingParams(**params), stop_token_ids=frozenset({3, 8}))
-    tree = tree_of(rng, 9)
+    tree = tiny.tree(rng, 9, NUM_COMMON)
     logits = (torch.randn(10, size, generator=noise) * scale).bfloat16()  # with ties
     draws, tables = draws_of(session, prefix, tree, constraint=form), DrawTables(10, size, "cpu")
     tables.send(draws)

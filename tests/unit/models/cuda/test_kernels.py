@@ -78,9 +78,9 @@ class Sessions:
 
 CASES = [
     ((1,), 0, 1, 1, 64, torch.float32),
-    ((3, 127, 128, 700), 7, 4, 2, 16, torch.float32),
-    ((200,), 64, 8, 1, 80, torch.float16),
-    ((63, 64), 15, 3, 2, 64, torch.bfloat16),
+    ((3, 127, 128), 4, 4, 2, 16, torch.float32),
+    ((250,), 12, 8, 1, 80, torch.float16),
+    ((63, 64), 6, 3, 2, 64, torch.bfloat16),
     ((5000,), 2, 4, 1, 32, torch.bfloat16),
 ]
 
@@ -89,7 +89,7 @@ CASES = [
 def test_attention_is_what_float64_computes(lengths, nodes, group, heads, size, dtype):
     sessions = Sessions(lengths, group=group, heads=heads, size=size, dtype=dtype)
     parts = [
-        Part(cache, [1] * (1 + seed % 2), tiny.tree_of(nodes, seed, 66))
+        Part(cache, [1] * (1 + seed % 2), tiny.tree(random.Random(seed), nodes, 66))
         for seed, cache in enumerate(sessions.caches)
     ]
     query = sessions.query(sum(len(part.pending) + len(part.tree) for part in parts))
@@ -99,7 +99,7 @@ def test_attention_is_what_float64_computes(lengths, nodes, group, heads, size, 
 
 
 def test_a_token_has_the_same_bits_in_any_batch_tree_and_place():
-    sessions = Sessions([60, 150, 700], group=3)
+    sessions = Sessions([60, 150, 260], group=3)
     first, other, third = sessions.caches
     tree = TokenTree((5, 6, 7, 8), (-1, -1, 1, 2))  # the second path is in scratch slots
     query = sessions.query(5)
@@ -117,8 +117,7 @@ def noise(*size, seed=0, dtype=torch.float32):
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("size", [48, 64])
+@pytest.mark.parametrize(("dtype", "size"), [*zip(TOLERANCE, (48, 64, 48), strict=True)])
 def test_operators_between_products_are_those_of_a_cpu(dtype, size):
     x, more = (noise(3, 2 * size, seed=seed, dtype=dtype) for seed in (1, 2))
     weight = noise(2 * size, seed=3, dtype=dtype)
@@ -154,16 +153,18 @@ def test_products_in_8_bits_are_those_of_a_cpu():
 
 
 def test_draws_are_those_of_a_cpu():
-    for num, size in ((9, 100), (2, 40_000)):
+    for num, size in ((4, 100), (2, 40_000)):
         logits = noise(num, size).round(decimals=1)  # with ties
         logits[1, 3] = math.nan
-        heats = torch.tensor([0, 0.7, 1, 1.9, 0.2, 1, 0, 0.7, 1.0][:num], device=DEVICE)
+        heats = torch.tensor([0, 0.7, 1, 1.9][:num], device=DEVICE)
         keys = torch.arange(2 * num, dtype=torch.int32, device=DEVICE).view(num, 2) * 77_777_777
         assert torch.equal(draw_kernels.draw_tokens(logits, heats, keys), draw(logits, heats, keys))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("has_norm", [False, True])
+NORMED = list(zip(TOLERANCE, (True, False, True), strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "has_norm"), NORMED)
 def test_keys_of_another_model_are_read_where_they_are(dtype, has_norm):
     buffers = [noise(4, num, 48, seed=num, dtype=dtype) for num in (384, 256)]
     others = torch.tensor([(own.data_ptr(), own.shape[1]) for own in buffers] + [(0, 0)])

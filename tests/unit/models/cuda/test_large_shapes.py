@@ -10,7 +10,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.dtypes import BFLOAT16
@@ -20,7 +19,6 @@ from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
 from slipstream.models.glide.load import glide_scorer, target_parts
-from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model
 from slipstream.models.torch import transformers_model
 from support.cuda.gpu import simulated_gpu
@@ -55,26 +53,6 @@ def large(name):
     family, config = MODELS[name]
     with torch.device("meta"):
         return family(deepcopy(config)).to(torch.bfloat16).eval().requires_grad_(False).cuda()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_verification_has_the_shapes_and_types_of_the_model(name):
-    config = MODELS[name][1]
-    model = causal_model(large(name), numerics="fast")
-    pool = model.pool(64)
-    parts, draws, sampling = [], [], SamplingParams(temperature=0.7, top_p=0.9)
-    tree = TokenTree.chain(tiny.tokens(12))
-    for at in range(2):
-        cache = model.open_in(pool)
-        model.prefill(cache, tiny.tokens(140))
-        parts.append(Part(cache, [1], tree))
-        draws += [Draw(13 * at + row, sampling, (at, row)) for row in range(13)]
-    drawn = model.draw(parts, draws)
-    assert drawn.hidden.shape == (2 * 13, config.hidden_size)
-    assert drawn.hidden.dtype == torch.bfloat16
-    assert len(drawn.tokens) == 2 * 13
-    logits = model.logits(drawn.hidden)
-    assert (logits.shape, logits.device.type) == ((2 * 13, config.vocab_size), "cuda")
 
 
 @pytest.mark.parametrize(

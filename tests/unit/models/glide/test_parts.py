@@ -26,12 +26,6 @@ RENAMED = "gpt-neox"
 SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
 
 
-def save(folder, model, **options):
-    model.resize_token_embeddings(264)
-    model.save_pretrained(folder, **options)
-    tiny_checkpoint.byte_tokenizer().save_pretrained(folder)
-
-
 def scaled():
     config = tiny_checkpoint.tiny_llama(context_length=256).config
     config.rope_parameters = SCALED
@@ -40,12 +34,12 @@ def scaled():
 
 FILES = {
     **{
-        family: (partial(tiny.hf_model, family), {})
+        family: (partial(tiny.hf_model, family, vocab_size=264), {})
         for family in tiny.FAMILIES
         if family != RENAMED
     },
     "scaled rotary positions": (scaled, {}),
-    "shards": (partial(tiny.hf_model, "qwen2"), {"max_shard_size": "80KB"}),
+    "shards": (partial(tiny.hf_model, "qwen2", vocab_size=264), {"max_shard_size": "80KB"}),
 }
 
 
@@ -110,7 +104,7 @@ def forbid_whole(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, name, dtype, engine):
     make, options = FILES[name]
-    save(tmp_path, make(), **options)
+    tiny_checkpoint.save_model(tmp_path, make(), **options)
     assert (len(list(tmp_path.glob("model-*.safetensors"))) > 2) is (name == "shards")
     whole = whole_parts(tmp_path, dtype)
     forbid_whole(monkeypatch)
@@ -152,7 +146,7 @@ def test_layers_are_not_read_where_names_are_the_usual_ones(checkpoint, change):
 
 
 def test_a_family_whose_files_name_tensors_otherwise_is_loaded_whole(tmp_path):
-    save(tmp_path, tiny.hf_model(RENAMED))
+    tiny_checkpoint.save_model(tmp_path, tiny.hf_model(RENAMED, vocab_size=264))
     found = load_parts(str(tmp_path), dtype="float32")
     assert_same(found.parts, whole_parts(tmp_path))
     assert found.context_length == 512

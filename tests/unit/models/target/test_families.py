@@ -31,7 +31,7 @@ from slipstream.models.native.library import NotNative
 from slipstream.models.torch.loading import load_target_parts
 from support.models import families, tiny
 from support.models.families import OPTIONS, SIZES, family_model
-from support.models.tiny_checkpoint import byte_tokenizer, change_config
+from support.models.tiny_checkpoint import change_config, save_model
 
 has_kernels = library.PATH.is_file()
 needs_kernels = pytest.mark.skipif(not has_kernels, reason="no native kernels were built")
@@ -44,12 +44,6 @@ def fresh(monkeypatch, tmp_path):
     machine = Measurements(None)
     monkeypatch.setattr(reference, "this_machine", lambda: machine)
     monkeypatch.setattr(tokenizer, "tokenizers_dir", lambda: tmp_path / "kept")
-
-
-def saved(folder, model):
-    model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def logits(model):
@@ -74,7 +68,7 @@ STORED = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize(("family", "stored"), list(zip(FORMS, STORED * 9, strict=False)))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_folder_gives_the_bits_of_the_model_in_memory(tmp_path, family, stored, dtype):
-    folder = saved(tmp_path, family_model(family, stored, vocab_size=264))
+    folder = save_model(tmp_path, family_model(family, stored, vocab_size=264))
     read, loaded = load_model(str(folder), dtype=dtype), load_target_parts(str(folder), dtype=dtype)
     assert isinstance(read.model, Checkpoint)
     names = ("model_id", "tokenizer_hash", "path", "num_token_ids", "stop_token_ids")
@@ -99,7 +93,7 @@ def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, is_old):
     parts = {"text_config": text.to_dict(), "vision_config": vision.to_dict()}
     config = Gemma3Config(**parts, mm_tokens_per_image=4, eos_token_id=[1, 106])
     model = Gemma3ForConditionalGeneration(config).float().eval()
-    folder = saved(tmp_path, model)
+    folder = save_model(tmp_path, model)
     tensors = {
         name.replace("model.language_model", "language_model.model").replace("model.v", "v")
         if is_old
@@ -111,8 +105,7 @@ def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, is_old):
     loaded = load_model(str(folder), dtype="float32")
     assert loaded.stop_token_ids >= {1, 106}
     tokens = tiny.tokens(60)
-    with torch.inference_mode():
-        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    expected = tiny.hf_logits(model, tokens)
     found = logits(causal_model(loaded.model))
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
     add_tensor(folder, "audio_tower.weight")
@@ -251,9 +244,7 @@ LOADED += [("gpt-neox", TENSORS[at], load_target_parts) for at in (0, 1)]
 @pytest.mark.parametrize(("family", "name", "load"), LOADED)
 def test_a_tensor_that_nothing_reads_is_refused_by_name(tmp_path, family, name, load):
     make = tiny.hf_model if family == "gpt-neox" else family_model
-    model = make(family)
-    model.resize_token_embeddings(264)
-    folder = saved(tmp_path, model)
+    folder = save_model(tmp_path, make(family, vocab_size=264))
     add_tensor(folder, "model.layers.0.self_attn.rotary_emb.inv_freq")
     load(str(folder), dtype="float32")
     add_tensor(folder, name)
@@ -265,9 +256,7 @@ def test_a_tensor_that_nothing_reads_is_refused_by_name(tmp_path, family, name, 
     "field", ["logit_scale", "attn_logit_softcapping", "use_qk_norm", "clip_qkv"]
 )
 def test_what_torch_computes_is_accounted_for_as_well(tmp_path, field, caplog):
-    model = tiny.hf_model("gpt-neox")
-    model.resize_token_embeddings(264)
-    folder = saved(tmp_path, model)
+    folder = save_model(tmp_path, tiny.hf_model("gpt-neox", vocab_size=264))
     wrong, neutral = UNREAD[field]
     change_config(folder, **{field: neutral}, **HARMLESS)
     causal_model(load_model(str(folder)).model)
@@ -288,7 +277,6 @@ def test_torch_computes_each_family_within_its_window(family):
         own = {"sliding_window": 64} if "sliding_window" in defaults(family) else {}
         cap = {"final_logit_softcapping": 2.0} if family == "gemma3_text" else {}
         model = family_model(family, **own, **cap)
-    with torch.inference_mode():
-        expected = model(torch.tensor([tiny.tokens(60)])).logits[0].numpy()
+    expected = tiny.hf_logits(model, tiny.tokens(60))
     found = logits(causal_model(model, engine="torch")).numpy()
     assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
