@@ -100,9 +100,9 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(params, form):
 @pytest.mark.parametrize("params", TRUNCATED + EDITED)
 @pytest.mark.parametrize(("size", "scale"), [(20_000, 6), (20_000, 1), (VOCAB, 1), (VOCAB, 0)])
 def test_the_scores_of_rows_are_those_of_the_distribution_in_every_bit(params, form, size, scale):
-    rng, noise = random.Random(5), torch.Generator().manual_seed(7)
+    rng, noise = random.Random(3), torch.Generator().manual_seed(7)
     prefix = [rng.randrange(NUM_COMMON) for _ in range(20)]
-    session = Session("s", 9, 100, SamplingParams(**params), stop_token_ids=frozenset({3, 8}))
+    session = Session("s", 19, 100, SamplingParams(**params), stop_token_ids=frozenset({3, 8}))
     tree = tiny.tree(rng, 9, NUM_COMMON)
     logits = (torch.randn(10, size, generator=noise) * scale).bfloat16()  # with ties
     draws, tables = draws_of(session, prefix, tree, constraint=form), DrawTables(10, size, "cpu")
