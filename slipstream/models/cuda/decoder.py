@@ -13,14 +13,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.core.types import SamplingParams
-from slipstream.models.cuda.buckets import Buckets, fit, row_steps
 from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws
 from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
-from slipstream.models.torch.packing import PackedDraws, PackedForward, pack
+from slipstream.models.torch.packing import (
+    Buckets,
+    PackedDraws,
+    PackedForward,
+    fit,
+    pack,
+    row_steps,
+)
 from slipstream.models.torch.paged import SPANS
 
 _MAX_ROWS = 512

@@ -12,7 +12,6 @@ from torch import Tensor
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Stop
 from slipstream.core.verify.draws import draw_keys
-from slipstream.models.cuda.buckets import fit, powers
 from slipstream.models.cuda.graphs import Replay, fetch, send
 from slipstream.models.decision import DecisionModel
 from slipstream.models.dtypes import Array
@@ -34,6 +33,7 @@ from slipstream.models.glide.glide_scorer import GlideScorer, limits_of
 from slipstream.models.glide.glide_torch import TorchGlide, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest, rule_of
+from slipstream.models.torch.packing import fit, powers
 
 _SESSIONS = powers(64)
 _FEW = 8

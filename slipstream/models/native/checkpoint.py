@@ -177,7 +177,7 @@ class Checkpoint(WeightSource):
             raise NotNative("its weights have other names")
         if not self.architecture.is_tied:
             return both
-        if len(there) == 2 and not np.array_equal(*map(self._tensor, there)):
+        if len(there) == 2 and not np.array_equal(self._tensor(both[0]), self._tensor(both[1])):
             return both
         return there[0], there[0]
 

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import SamplingParams
-from slipstream.models.cuda.buckets import Buckets, row_steps
 from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model
 from slipstream.models.torch.arrays import as_array
-from slipstream.models.torch.packing import ForwardShape
+from slipstream.models.torch.packing import Buckets, ForwardShape, row_steps
 from support.models import tiny
 
 pytestmark = pytest.mark.gpu
