@@ -41,7 +41,7 @@ class World:
         scorer = tiny.glide(dtype=dtype)
         torch.manual_seed(1)
         decision = DecisionNetwork(scorer.hidden_size, 8).model()
-        chains = glide_chains(scorer, 2048, decision)
+        chains = glide_chains(scorer, 2048, decision, DEFAULTS)
         feed = TargetKv(self.target, scorer.config.target_layers)
         # The target itself with fast numerics: a draft that is nearly always right.
         twin = CausalScorer(tiny.causal(dtype=dtype, numerics="fast"))
