@@ -58,10 +58,10 @@ class ReferenceCheck:
             own = model.reference() if isinstance(model, WeightSource) else model
             own.requires_grad_(False).eval()
             self._expected = computed_states(own, sample_tokens(vocab_size))
-            hidden = self._expected[0]
-            is_usable = np.isfinite(hidden).all() and hidden.any()
-            if isinstance(model, WeightSource) and not is_usable:
-                raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
+            if isinstance(model, WeightSource):
+                hidden = self._expected[0]
+                if not (np.isfinite(hidden).all() and hidden.any()):
+                    raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
 
     def check(self, sample: Callable[[], tuple[Array, Array]], sizes: ModelSizes) -> None:
         """Raise `ModelError` where `sample()`, our hidden states and last logits, fails, or gives

@@ -5,7 +5,7 @@ positions, attention over the pool's pages, the head, and the draw of tokens whe
 temperature give the distribution.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from weakref import WeakSet
 
 import torch
@@ -74,14 +74,15 @@ class CudaDecoder(TorchDecoder):
 
     def pack(
         self, batch: Batch, draws: Sequence[Draw]
-    ) -> tuple[PackedForward, tuple[PackedDraws, ...]]:
+    ) -> tuple[PackedForward, Iterable[PackedDraws]]:
         return pack(batch, self._tile, self.buckets.shape), self._packed(draws)
 
     @torch.inference_mode()
     def compute(
-        self, pool: KvPool, packed: PackedForward, draws: Sequence[PackedDraws]
+        self, pool: KvPool, packed: PackedForward, draws: Iterable[PackedDraws]
     ) -> tuple[Tensor, list[int]]:
-        """Return what `forward` does: hidden states are overwritten where tokens are drawn."""
+        """Return what `forward` does: hidden states are overwritten where tokens are drawn. Draws
+        are packed while the device computes the forward."""
         values, shape = torch.from_numpy(packed.values), packed.shape
 
         def body(values: Tensor) -> tuple[Tensor]:
@@ -92,9 +93,8 @@ class CudaDecoder(TorchDecoder):
         else:
             (out,) = body(values.to(self._layout.device))
         hidden = out[: packed.num_rows]
-        if not draws:
-            return hidden.clone(), []
-        return hidden, [token for some in draws for token in self._drawn(hidden, some)]
+        tokens = [token for some in draws for token in self._drawn(hidden, some)]
+        return (hidden, tokens) if tokens else (hidden.clone(), [])
 
     @torch.inference_mode()
     def prepare(self, pool: KvPool) -> None:
@@ -107,16 +107,18 @@ class CudaDecoder(TorchDecoder):
             for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_k=1)):
                 self.forward(pool, batch, [Draw(row, sampling, (0, 0)) for row in range(rows)])
 
-    def _packed(self, draws: Sequence[Draw]) -> tuple[PackedDraws, ...]:
+    def _packed(self, draws: Sequence[Draw]) -> Iterator[PackedDraws]:
         if not draws:
-            return ()
+            return
         are_plain = all(is_plain(draw) for draw in draws)
         most = self.buckets.rows[-1] if are_plain else self._tables.num_fitting(draws)
         if len(draws) > most:
-            return self._packed(draws[:most]) + self._packed(draws[most:])
+            yield from self._packed(draws[:most])
+            yield from self._packed(draws[most:])
+            return
         size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
         values = pack_draws(draws, size, are_plain=are_plain)
-        return (PackedDraws(values, size, are_plain, tuple(draws)),)
+        yield PackedDraws(values, size, are_plain, tuple(draws))
 
     def _drawn(self, hidden: Tensor, packed: PackedDraws) -> list[int]:
         """Return the tokens behind some of the states [n, d]."""

@@ -4,7 +4,7 @@ Weights, configuration and modelling code are transformers' own; the cache and t
 it are ours. Any processor, any architecture whose attention transformers lets others compute.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,13 +89,13 @@ class TorchDecoder(Decoder):
 
     def pack(
         self, batch: Batch, draws: Sequence[Draw]
-    ) -> tuple[PackedForward, tuple[PackedDraws, ...]]:
+    ) -> tuple[PackedForward, Iterable[PackedDraws]]:
         """Return what `compute` takes. Tokens are drawn by their logits."""
         return pack(batch, self._tile), ()
 
     @torch.inference_mode()
     def compute(
-        self, pool: KvPool, packed: PackedForward, draws: Sequence[PackedDraws]
+        self, pool: KvPool, packed: PackedForward, draws: Iterable[PackedDraws]
     ) -> tuple[Tensor, list[int]]:
         """Return what `forward` does.
 

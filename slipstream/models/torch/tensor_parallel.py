@@ -136,8 +136,8 @@ class SplitDecoder:
         self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`."""
-        packed, drawn = self._own.pack(batch, draws)
-        sent = replace(packed, values=packed.values[:0])
+        packed, each = self._own.pack(batch, draws)
+        sent, drawn = replace(packed, values=packed.values[:0]), tuple(each)
         step = RunForward(self._numbers[pool], sent, tuple(replace(own, draws=()) for own in drawn))
         return self.together(step, lambda: self._own.compute(pool, packed, drawn))
 
