@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.core.types import SamplingParams
 from slipstream.models.causal import CausalModel
 from slipstream.models.cuda.layers import FusedLayer
 from slipstream.models.kv.batch import Draw, Part
@@ -28,10 +29,10 @@ TREES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
 
 
 def captures(decoder):
-    """Kernels and exchanges of each captured shape, or number of draws."""
+    """Kernels and exchanges of each captured shape, or number and kind of draws."""
     found = {}
     for key, entry in decoder.replay._entries.items():
-        graph, shape = entry.replay.__self__, key[1] if isinstance(key, tuple) else key
+        graph, shape = entry.replay.__self__, key if isinstance(key[1], bool) else key[1]
         names = [name for name, _ in graph.signatures]
         found[shape] = (graph.num_kernels, names.count("_allgather_base_"))
     return found
@@ -102,10 +103,11 @@ def split(request, tmp_path_factory):
 def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
     before = split.captures()
     assert before[0] == before[1]
-    assert len(before[0]) == 5 + 3  # rows by sessions, and draws
+    assert len(before[0]) == 5 + 2 * 3  # rows by sessions, and draws of both kinds
     for num, tree, heat in itertools.product((1, 3), TREES, (0.0, 0.9)):
         del split.steps[:]
-        draws = [Draw((2 + len(tree)) * each + 1, heat, (each, 7)) for each in range(num)]
+        sampling = SamplingParams(temperature=heat)
+        draws = [Draw((2 + len(tree)) * each + 1, sampling, (each, 7)) for each in range(num)]
         found = []
         for model, pool in split.pools:
             caches = [model.open_in(pool) for _ in range(num)]
@@ -127,5 +129,5 @@ def test_a_split_layer_is_two_exchanges_more(split):
     whole, layers = captures(split.whole.decoder), split.own._body.layers
     each = 1 if isinstance(layers[0], FusedLayer) else 2  # with a sum of its own
     for shape, (num_kernels, num_exchanges) in captures(split.own).items():
-        assert num_exchanges == (1 if isinstance(shape, int) else 2 * len(layers))
+        assert num_exchanges == (1 if isinstance(shape, tuple) else 2 * len(layers))
         assert num_kernels - whole[shape][0] <= each * num_exchanges + 8  # tokens, and embeddings
