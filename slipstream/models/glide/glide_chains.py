@@ -29,14 +29,14 @@ from slipstream.models.glide.glide_chain import (
     first_pass,
     later_steps,
 )
-from slipstream.models.glide.glide_scorer import GlideScorer, limits_of
+from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer, limits_of
 from slipstream.models.glide.glide_torch import TorchGlide, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest, rule_of
 from slipstream.models.torch.packing import fit, powers
 
 _SESSIONS = powers(64)
-_FEW = 8
+_FEW = CHAIN_ROWS // _SESSIONS[-1]
 """New tokens of a session that all chains of a pass may have, and chains that may have more."""
 
 

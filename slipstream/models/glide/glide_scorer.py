@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
-from slipstream.models.dtypes import Array
+from slipstream.models.dtypes import CPU, Array
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
@@ -27,6 +27,9 @@ from slipstream.models.scorer import (
     check_ask,
     check_room,
 )
+
+CHAIN_ROWS = 512
+"""Tokens of the largest pass of chains on a device."""
 
 
 @dataclass(slots=True)
@@ -153,6 +156,7 @@ class GlideScorer(Scorer):
         """Bytes that a pass of so many rows needs besides, at most: states and scores."""
         config = self.config
         width = 6 * config.hidden_size + 3 * config.intermediate_size
+        num_rows = num_rows if self.layout.device == CPU else max(num_rows, CHAIN_ROWS)
         return num_rows * 4 * (width + 4 * len(self.vocab))
 
     def pool(self, num_pages: int) -> KvPool:
