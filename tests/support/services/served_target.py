@@ -192,7 +192,7 @@ class Served:
         """Return the values of the engine's cache where the mirror has them."""
         view = self.engine.view(stream.session_id, mirror.form.layers)
         assert view.count == mirror.count
-        return [np.concatenate(view.layers[at])[:, : view.count] for at in mirror.form.layers]
+        return [view.layers[at][:, : view.count] for at in mirror.form.layers]
 
     async def load(self) -> common_pb2.Load:
         answer = await self.stub.GetTargetLoad(target_pb2.GetTargetLoadRequest())
