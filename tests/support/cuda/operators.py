@@ -1,5 +1,5 @@
 """A CPU's form of the operators that only a GPU has, for the simulated one and beside kernels: see
-`slipstream.models.cuda.draw_kernels` and `chain_kernels`. Their shapes, without values."""
+`slipstream.models.cuda.draw_kernels` and `chain_kernels`. All operators' shapes, without values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from slipstream.core.policy.stop import SVIP_SLOPE
 from slipstream.core.verify.distribution import MASS_UNITS
 from slipstream.core.verify.draws import NO_TOKEN
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
-from slipstream.models.cuda import draws  # noqa: F401
+from slipstream.models.cuda import draws, layers  # noqa: F401
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
 from slipstream.models.glide.chain_stop import (
     AT_END,
@@ -157,6 +157,15 @@ def _stops(slot: ChainSlot, rules: Tensor, path: Tensor, probs: Tensor) -> Tenso
 
 
 SHAPES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
+    "add_norm": lambda x, *_: (torch.empty_like(x), torch.empty_like(x)),
+    "place": lambda qkv, layer, *_: qkv.new_empty(
+        len(qkv), qkv.shape[1] // layer.shape[2] - len(layer), layer.shape[2]
+    ),
+    **dict.fromkeys(
+        ("attend", "attend_others"), lambda query, *_: torch.empty_like(query.flatten(1))
+    ),
+    "gate": lambda x: x.new_empty(len(x), x.shape[1] // 2),
+    "scaled_linear": lambda x, weight, *_: x.new_empty(len(x), len(weight)),
     "draw": lambda logits, *_: logits.new_empty(len(logits), dtype=torch.int64),
     **dict.fromkeys(("edit", "truncate"), lambda logits, *_: torch.empty_like(logits.float())),
     "read_chain": lambda logits, first, head, chains, num: (
