@@ -12,7 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from slipstream.rpc.v1 import draft_pb2, generation_pb2, target_pb2
 
-HTTP, WIRE = "http", "wire"
+HTTP = "http"
 CORPUS = Path(__file__).parent / "corpus"
 INCARNATION = "incarnation-0000"
 """Stands for the target's own in what is kept; of the same length."""
@@ -23,11 +23,11 @@ _FILES = {"target": target_pb2, "draft": draft_pb2, "router": generation_pb2}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Messages of one call; or parts of an HTTP request, or of an HTTP/2 connection."""
+    """Messages of one call; or parts of an HTTP request."""
 
     role: str
     to: str
-    """The RPC's name, `HTTP` or `WIRE`."""
+    """The RPC's name, or `HTTP`."""
     kind: str
     """How it was made."""
     manner: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fuzz.case import HTTP, WIRE, Case
+from fuzz.case import HTTP, Case
 from fuzz.generator import ROLES, Generator
 from fuzz.minimise import minimised
 from fuzz.report import Finding, Tally
@@ -74,7 +74,7 @@ class Fuzzer:
         async def one(case: Case) -> None:
             async with places:
                 outcome = await self._outcome(case)
-            num = 1 if case.to in (HTTP, WIRE) else len(case.parts)
+            num = 1 if case.to == HTTP else len(case.parts)
             self.tally.forms[case.role][case.kind] += num
             self.tally.outcomes[case.role][outcome.partition(":")[0]] += 1
             if (symptom := _symptom(case, outcome)) is not None:

@@ -1,12 +1,12 @@
-"""Cases out of a seed: calls with messages of every kind, HTTP requests, and bytes of HTTP/2."""
+"""Cases out of a seed: calls with messages of every kind, and HTTP requests."""
 
 import json
 from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from fuzz import messages, wire
-from fuzz.case import HTTP, WIRE, Case, Method, of_role, recorded
+from fuzz import messages
+from fuzz.case import HTTP, Case, Method, of_role, recorded
 from fuzz.files.mutations import some_bytes, value
 from slipstream_gateway.body import ChatRequest, CompletionRequest
 from slipstream_gateway.errors import IGNORED, NEUTRAL
@@ -14,7 +14,6 @@ from slipstream_gateway.errors import IGNORED, NEUTRAL
 GATEWAY = "gateway"
 ROLES = ("target", "draft", "router", GATEWAY)
 MANNERS = ("answered", "answered", "answered", "flood", "cancel", "abandon", "twice")
-_WIRE_SHARE = 0.04
 PATHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/chat/completions": (
         ChatRequest,
@@ -54,7 +53,7 @@ class Generator:
         count = 0
         for case in make(role, random):
             cases.append(case)
-            count += len(case.parts) if case.to not in (HTTP, WIRE) else 1
+            count += 1 if case.to == HTTP else len(case.parts)
             if count >= size:
                 return cases
         raise AssertionError("cases do not end")
@@ -63,11 +62,7 @@ class Generator:
         methods = of_role(role)
         heavy = [method for method in methods if method.name in self._recorded] or methods
         while True:
-            method = random.choice(heavy if random.random() < 0.9 else methods)
-            if random.random() < _WIRE_SHARE:
-                yield Case(role, WIRE, "wire", "answered", self._wire(method, random))
-            else:
-                yield self._call(method, random)
+            yield self._call(random.choice(heavy if random.random() < 0.9 else methods), random)
 
     def _call(self, method: Method, random: Random) -> Case:
         calls = self._recorded.get(method.name, [()])
@@ -88,10 +83,6 @@ class Generator:
                 messages.message_bytes(method.request, valid, random),
             )
         return Case(method.role, method.name, "stream", manner, tuple(parts))
-
-    def _wire(self, method: Method, random: Random) -> tuple[bytes, ...]:
-        valid = [parts[0] for parts in self._recorded.get(method.name, [(b"",)])]
-        return wire.connection(method.path, random.choice(valid), random)
 
     def _http(self, role: str, random: Random) -> Iterator[Case]:
         while True:

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[attr-defined]
 
-from fuzz.case import HTTP, INCARNATION, METHODS, TARGET, WIRE, Case
+from fuzz.case import HTTP, INCARNATION, METHODS, TARGET, Case
 
 DEADLINE_S = 0.5
 LEFT_AFTER_S = 0.01
@@ -38,7 +38,7 @@ class Sender:
 
     async def send(self, case: Case) -> str:
         """What came of it: a code with its sentence where it is one of a bug."""
-        return await (self._raw(case) if case.to in (HTTP, WIRE) else self._call(case))
+        return await (self._raw(case) if case.to == HTTP else self._call(case))
 
     def _parts(self, case: Case) -> list[bytes]:
         parts = list(case.parts)
@@ -137,14 +137,11 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ca
         return "LEFT"
     if case.manner == "abandon" and writer.can_write_eof():
         writer.write_eof()
-    limit_s = DEADLINE_S if case.to == HTTP else 2 * LEFT_AFTER_S
     head = b""
     with suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(DEADLINE_S):
             async for part in _parts(reader):
                 head = (head + part)[:4096]
-    if case.to == WIRE:
-        return "SENT"
     if not head:
         return "SILENT"
     words = head.split(None, 2)

@@ -1,4 +1,8 @@
-"""The slot of a chain on a GPU: two kernels in the place of `read_chain`."""
+"""The slot of a chain on a GPU, by two kernels: candidates, their probabilities, and whether the
+chain ends there, by the policies of `core.policy.stop` and the decision model.
+
+The same double arithmetic in the same order, so that a device stops where the host would.
+"""
 
 import torch
 import triton
@@ -19,7 +23,6 @@ from slipstream.models.glide.chain_stop import (
     ChainNumber,
     StateNumber,
     StepNumber,
-    read_chain,
 )
 from slipstream.models.scorer import COST, DECISION, SVIP
 
@@ -114,7 +117,7 @@ def _stops(rules, entropy, score, path, prob):
 
 @triton.jit
 def _go_on(rules, state, into, token, entropy, top_prob, score, num_rows):
-    """The state behind a slot: see `chain_stop.state_behind`."""
+    """The state behind a slot, which every chain that goes on keeps."""
     length, reason = tl.load(state + _LENGTH * num_rows), tl.load(state + _REASON * num_rows)
     prob = tl.where(score == score, score, _acceptance(top_prob, rules))
     path, depth = tl.load(state + _PATH_PROB * num_rows) * prob, length + 1
@@ -195,11 +198,17 @@ def _read_row(
     _go_on(rules, state + row, into + row, *now)
 
 
-@read_chain.register_kernel("cuda")
 def read_chains(
     logits: Tensor, first: Tensor, head: list[Tensor], chains: list[Tensor], num: int
 ) -> tuple[Tensor, Tensor]:
-    """See `read_chain`."""
+    """Return the states [4, B] behind a slot, and its numbers [B, 3 + 2 * num], both float64.
+
+    `logits` [B, V_d] of `head`: the tokens [V_d] of their columns and, where there is a decision
+    model, the last two of its weights, whose first layer has given `first` [B, width + 2]. `chains`
+    are steps [7, B] (`StepNumber`), numbers [B, n] of their chains (`ChainNumber`) and states
+    before (`StateNumber`). Numbers of a slot are entropy, top probability, score, `num` candidates
+    and their probabilities.
+    """
     (vocab, *weights), (steps, rules, state) = head, [own.contiguous() for own in chains]
     (num_rows, size), most = logits.shape, max(num, 2)
     span = triton.cdiv(size, _PARTS)
@@ -220,3 +229,6 @@ def read_chains(
         WIDTH=triton.next_power_of_2(width + 1) if weights else 0,
     )  # fmt: skip
     return into, numbers
+
+
+torch.library.impl("slipstream::read_chain", "cuda", read_chains)

@@ -1,4 +1,4 @@
-"""Draws of tokens on a GPU: see `draws.draw`, in parts of a row of logits, and `draws.truncate`."""
+"""Draws of tokens on a GPU, in parts of a row of logits: the operators of `draws.py`."""
 
 import torch
 import triton
@@ -8,7 +8,6 @@ from torch import Tensor
 from slipstream.core.verify.distribution import MASS_UNITS
 from slipstream.core.verify.draws import NO_TOKEN
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
-from slipstream.models.cuda.draws import draw, edit, truncate
 from slipstream.models.cuda.kernels import launch
 
 _FIRST, _SECOND = (tl.constexpr(signed(factor or 0)) for _, factor in ROUNDS[:2])
@@ -28,7 +27,7 @@ def _mixed(bits):
 
 @triton.jit
 def gumbel(ids, first_key, second_key):
-    """The Gumbel noise of tokens [n] int32, under a row's keys: see `draws.gumbel_rows`."""
+    """The Gumbel noise of tokens [n] int32, under a row's keys: see `core.verify.noise.gumbel`."""
     bits = _mixed(_mixed(ids ^ first_key) + second_key).to(tl.float64)
     number = ((bits + 2147483648.5) * 2.3283064365386963e-10).to(tl.float32)
     number = tl.minimum(number, _BELOW_ONE).to(tl.float64)
@@ -226,9 +225,11 @@ def _leave_out(
             tl.store(scores + ids, float("-inf"), mask=is_out)
 
 
-@draw.register_kernel("cuda")
 def draw_tokens(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:
-    """See `draw`."""
+    """Return each row's token [R] int64; `NO_TOKEN` where `verify` would raise `ModelError`.
+
+    `logits` [R, V], temperatures `heats` [R] fp32 with 0 for greedy, `keys` [R, 2] int32.
+    """
     num_rows, size = logits.shape
     span, tops = _tops(logits)
     scores = torch.empty_like(tops)
@@ -239,11 +240,16 @@ def draw_tokens(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:
     return out
 
 
-@edit.register_kernel("cuda")
 def edit_rows(
     logits: Tensor, ranges: Tensor, edits: Tensor, places: Tensor, masks: Tensor
 ) -> Tensor:
-    """See `edit`. Products are rounded before something is added."""
+    """Return the logits [R, V] fp32 with the changes of `core.verify.distribution.Edits`, -inf for
+    tokens that a mask does not allow. Products are rounded before something is added.
+
+    `ranges` [R, 4] int32 are two ranges of each row among the `edits` [n, 4] int32, by their first
+    and the one behind their last; the second range counts where both change a token. `places` [R]
+    int32 are the rows' masks among the `masks` [m, V / 8] uint8.
+    """
     (num_rows, size), num_bytes = logits.shape, masks.shape[1]
     scores = torch.empty_like(logits, dtype=torch.float32)
     grid, given = (num_rows, triton.cdiv(size, 1024)), (logits, masks, places, scores)
@@ -254,9 +260,14 @@ def edit_rows(
     return scores
 
 
-@truncate.register_kernel("cuda")
 def truncate_rows(logits: Tensor, heats: Tensor, nums: Tensor, limits: Tensor) -> Tensor:
-    """See `truncate`. A row's cuts are found by halves, by one program that reads it each time."""
+    """Return the scores [R, V] fp32 of `core.verify.distribution.SamplingDistribution`, -inf for
+    tokens that are left out; a row without a distribution stays without one.
+
+    `logits` [R, V], temperatures `heats` [R] fp32 with 0 for greedy, which leaves none out, `nums`
+    [R] int32 top-k, `limits` [R, 2] float64 top-p and the logarithm of min-p. A row's cuts are
+    found by halves, by one program that reads it each time.
+    """
     num_rows, size = logits.shape
     span, tops = _tops(logits)
     scores, masses = (torch.empty_like(logits, dtype=torch.float32) for _ in range(2))
@@ -274,3 +285,8 @@ def _tops(logits: Tensor) -> tuple[int, Tensor]:
     tops = logits.new_empty(num_rows, _PARTS, dtype=torch.float32)
     launch(_find_tops, (num_rows, _PARTS), logits, tops, size, span, BLOCK=1024)
     return span, tops
+
+
+torch.library.impl("slipstream::draw", "cuda", draw_tokens)
+torch.library.impl("slipstream::edit", "cuda", edit_rows)
+torch.library.impl("slipstream::truncate", "cuda", truncate_rows)

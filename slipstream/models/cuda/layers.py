@@ -34,11 +34,6 @@ def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tenso
     return total, F.rms_norm(total.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
 
-@add_norm.register_fake
-def _(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
-
-
 @torch.library.custom_op("slipstream::place", mutates_args=("layer",), device_types="cpu")
 def place(
     qkv: Tensor, layer: Tensor, places: list[Tensor], norms: list[Tensor], eps: float
@@ -57,12 +52,6 @@ def place(
     query, key = (rotate(own, cos.float()[:, None], sin.float()[:, None]) for own in (query, key))
     layer.index_copy_(1, slots, torch.cat([key, value], 1).transpose(0, 1).to(layer.dtype))
     return query.to(qkv.dtype)
-
-
-@place.register_fake
-def _(qkv: Tensor, layer: Tensor, places: list[Tensor], norms: list[Tensor], eps: float) -> Tensor:
-    num_heads = qkv.shape[1] // layer.shape[2] - len(layer)
-    return qkv.new_empty(len(qkv), num_heads, layer.shape[2])
 
 
 @torch.library.custom_op("slipstream::attend_others", mutates_args=(), device_types="cpu")
@@ -96,28 +85,11 @@ def attend_others(
     return attend_by_session(turned, layer_of, tokens, size**-0.5)
 
 
-@attend_others.register_fake
-def _(
-    query: Tensor,
-    others: Tensor,
-    turns: list[Tensor],
-    eps: float,
-    tokens: list[Tensor],
-    num_keys: int,
-) -> Tensor:
-    return query.new_empty(len(query), query.shape[1] * query.shape[2])
-
-
 @torch.library.custom_op("slipstream::gate", mutates_args=(), device_types="cpu")
 def gate(x: Tensor) -> Tensor:
     """Return silu(a) * b [R, n] of x [R, 2 * n], which is a beside b."""
     first, second = x.float().chunk(2, 1)
     return (F.silu(first) * second).to(x.dtype)
-
-
-@gate.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(len(x), x.shape[1] // 2)
 
 
 @torch.library.custom_op("slipstream::scaled_linear", mutates_args=(), device_types="cpu")
@@ -127,11 +99,6 @@ def scaled_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None
     codes, own = rounded(x)
     out = F.linear(codes.float(), weight.float()) * own[:, None] * scales
     return (out if bias is None else out + bias).to(x.dtype)
-
-
-@scaled_linear.register_fake
-def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(len(x), len(weight))
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,21 +1,14 @@
-"""A slot of chains, read where its scores are: candidates, their probabilities, and whether a chain
-ends there: the policies of `core.policy.stop` and the decision model as tensors.
-
-The same double arithmetic in the same order, so that a device stops where the host would.
+"""A slot of chains on a device: the numbers that the operator `read_chain` of `cuda.chain_kernels`
+takes and gives, and the decision model in torch.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.core.draft.candidates import SHARPNESS
 from slipstream.core.errors import WeightsError
-from slipstream.core.policy.stop import SVIP_SLOPE
-from slipstream.models.cuda.draws import perturbed, top_by_key
-from slipstream.models.decision import EPS, GREEDY, LEAST, MOST, NUM_STATS, SAMPLED, DecisionModel
-from slipstream.models.scorer import COST, DECISION, SVIP
+from slipstream.models.decision import NUM_STATS, DecisionModel
 
 GOES_ON, AT_END, AT_LIMIT, BY_POLICY = range(4)
 """Ends of a chain: a token that nothing follows, the depth it may have, or its policy."""
@@ -66,99 +59,10 @@ class StateNumber(IntEnum):
     PATH_PROB = 3
 
 
-@torch.library.custom_op("slipstream::read_chain", mutates_args=(), device_types="cpu")
-def read_chain(
-    logits: Tensor, first: Tensor, head: list[Tensor], chains: list[Tensor], num: int
-) -> tuple[Tensor, Tensor]:
-    """Return the states [4, B] behind a slot, and its numbers [B, 3 + 2 * num], both float64.
-
-    `logits` [B, V_d] of `head`: the tokens [V_d] of their columns and, where there is a decision
-    model, the last two of its weights, whose first layer has given `first` [B, width + 2]. `chains`
-    are steps [7, B] (`StepNumber`), numbers [B, n] of their chains (`ChainNumber`) and states
-    before (`StateNumber`). Numbers of a slot are entropy, top probability, score, `num` candidates
-    and their probabilities. A GPU's is in `cuda.chain_kernels`.
-    """
-    (vocab, *weights), (steps, rules, state) = head, chains
-    heat, keys = rules[:, ChainNumber.HEAT], steps[StepNumber.FIRST_KEY :].t().to(torch.int32)
-    ranked = perturbed(logits.float(), heat.float(), keys, vocab, sharpness=SHARPNESS)
-    log_probs = torch.log_softmax(ranked, -1)
-    entropies = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=LEAST))
-    tops, columns = log_probs.topk(2).values, top_by_key(ranked, num)[1]
-    scores = torch.full_like(heat, float("nan"))
-    if weights:
-        stats = device_stats(tops, entropies, steps[StepNumber.LAG])
-        probs = decided(first, stats, *weights).sigmoid().double()
-        own = torch.where(heat == 0, probs[:, GREEDY], probs[:, SAMPLED])
-        scores = torch.where(rules[:, ChainNumber.ASKS_SCORE] > 0, own, scores)
-    slot = ChainSlot(
-        tokens=vocab[columns],
-        probs=log_probs.gather(1, columns).exp(),
-        entropies=entropies.double(),
-        top_probs=tops[:, 0].exp().double(),
-        scores=scores,
-    )
-    return state_behind(slot, rules, state), slot.numbers()
-
-
-@read_chain.register_fake
-def _(
-    logits: Tensor, first: Tensor, head: list[Tensor], chains: list[Tensor], num: int
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(chains[2]), chains[2].new_empty(len(logits), 3 + 2 * num)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainSlot:
-    """One slot of B chains."""
-
-    tokens: Tensor
-    probs: Tensor
-    entropies: Tensor
-    top_probs: Tensor
-    scores: Tensor
-
-    def numbers(self) -> Tensor:
-        """Return [B, 3 + 2 * candidates] float64, which holds floats and ids as they are."""
-        singles = torch.stack([self.entropies, self.top_probs, self.scores], 1)
-        return torch.cat([singles, self.tokens.double(), self.probs.double()], 1)
-
-
-def state_behind(slot: ChainSlot, rules: Tensor, state: Tensor) -> Tensor:
-    """Return the states [4, B] of chains behind a slot, which every one that goes on keeps."""
-    _, length, reason, path = state
-    known = _acceptance(slot.top_probs, rules)
-    probs = torch.where(slot.scores.isnan(), known, slot.scores)
-    path, depth, token = path * probs, length + 1, slot.tokens[:, 0].double()
-    stops = _stops(slot, rules, path, probs) | (rules[:, ChainNumber.MAX_DEPTH] <= depth)
-    found = torch.where(stops, BY_POLICY, GOES_ON)
-    found = torch.where(rules[:, ChainNumber.LIMIT] <= depth, AT_LIMIT, found)
-    is_end = (rules[:, ChainNumber.ENDS : ChainNumber.POINTS] == token[:, None]).any(1)
-    found = torch.where(is_end, AT_END, found).double()
-    is_alive = reason == GOES_ON
-    return torch.stack([token, length + is_alive, torch.where(is_alive, found, reason), path])
-
-
-def _acceptance(top_probs: Tensor, rules: Tensor) -> Tensor:
-    """Return the probabilities [B] that tokens of these confidences are kept; 0 for nan."""
-    counts, points = rules[:, ChainNumber.NUM_POINTS], rules[:, ChainNumber.POINTS :]
-    place = top_probs.nan_to_num(0.0).clamp(0.0, 1.0) * (counts - 1)
-    below = torch.minimum(place.floor(), counts - 2)
-    low = points.gather(1, below.long()[:, None]).squeeze(1)
-    high = points.gather(1, below.long()[:, None] + 1).squeeze(1)
-    return torch.where(top_probs.isnan(), 0.0, low + (place - below) * (high - low))
-
-
-def _stops(slot: ChainSlot, rules: Tensor, path: Tensor, probs: Tensor) -> Tensor:
-    """Return whether policies end paths whose last tokens are kept with these chances [B]."""
-    policy, threshold = rules[:, ChainNumber.POLICY], rules[:, ChainNumber.THRESHOLD]
-    bound = torch.sqrt(SVIP_SLOPE * slot.entropies.clamp(min=0.0))
-    svip = bound > torch.where(policy == DECISION, rules[:, ChainNumber.FALLBACK], threshold)
-    decision = torch.where(slot.scores.isnan(), svip, slot.scores <= threshold)
-    # Comparisons with what is no number are false, which leaves the limit on length.
-    by_policy = (policy == SVIP) & svip
-    by_policy |= (policy == DECISION) & decision
-    by_policy |= (policy == COST) & (path * probs < threshold)
-    return by_policy | (path < rules[:, ChainNumber.LEAST_PATH])
+torch.library.define(
+    "slipstream::read_chain",
+    "(Tensor logits, Tensor first, Tensor[] head, Tensor[] chains, SymInt num) -> (Tensor, Tensor)",
+)
 
 
 class DecisionNetwork(nn.Module):
@@ -186,7 +90,9 @@ class DecisionNetwork(nn.Module):
 
     def forward(self, hidden: Tensor, stats: Tensor) -> Tensor:
         """Hidden states [R, d], statistics [R, 4] as in `slot_stats` -> logits [R, 2]."""
-        return decided(self.first(hidden), stats, self.stats.weight, self.out.weight)
+        first = self.first(hidden) + self.stats(stats)
+        units, base = first.split((self.width, 2), -1)
+        return torch.addmm(base, units.relu(), self.out.weight.t())
 
     def first(self, hidden: Tensor) -> Tensor:
         """Return what the first layer makes of hidden states [R, d], [R, width + 2]."""
@@ -199,26 +105,9 @@ class DecisionNetwork(nn.Module):
         return DecisionModel(weights)
 
 
-def decided(first: Tensor, stats: Tensor, of_stats: Tensor, out: Tensor) -> Tensor:
-    """Return logits [R, 2] of what the first layer makes of states [R, width + 2], and statistics
-    [R, 4]."""
-    units, base = (first + stats @ of_stats.t()).split((out.shape[1], 2), -1)
-    return torch.addmm(base, units.relu(), out.t())
-
-
 def network_of(model: DecisionModel, device: torch.device) -> DecisionNetwork:
     """Return the network with a model's weights, on a device."""
     width, hidden_size = model.weights["hidden.weight"].shape
     network = DecisionNetwork(hidden_size, width - 2)
     network.load_state_dict({name: torch.tensor(own) for name, own in model.weights.items()})
     return network.requires_grad_(False).to(device)
-
-
-def device_stats(log_probs: Tensor, entropies: Tensor, lags: Tensor) -> Tensor:
-    """`slot_stats` of R slots [R, 4] on their device: of the two likeliest [R, 2], entropies [R]
-    and lags [R]."""
-    best, second = log_probs.double().unbind(1)
-    odds = best - torch.log((-torch.expm1(best)).clamp(min=EPS))
-    ratio = (best - second).clamp(max=MOST)
-    columns = [odds.clamp(max=MOST), entropies.double(), ratio, lags.double()]
-    return torch.stack(columns, 1).float()

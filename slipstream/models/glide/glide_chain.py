@@ -17,7 +17,6 @@ from slipstream.models.glide.chain_stop import (
     DecisionNetwork,
     StateNumber,
     StepNumber,
-    read_chain,
 )
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchGlide
@@ -47,7 +46,7 @@ class ChainModel:
             head += [decision.stats.weight, decision.out.weight]
             first = decision.first(hidden)
         chains = [steps, memory.numbers, state]
-        found: tuple[Tensor, Tensor] = read_chain(
+        found: tuple[Tensor, Tensor] = torch.ops.slipstream.read_chain(
             self.draft.logits(hidden), first, head, chains, memory.num_candidates
         )
         return found

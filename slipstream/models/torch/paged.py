@@ -56,11 +56,6 @@ def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> 
     return attend_by_session(query, lambda session: layer, tokens, scale)
 
 
-@attend.register_fake
-def _(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
-    return query.new_empty(len(query), query.shape[1] * query.shape[2])
-
-
 def attend_by_session(
     query: Tensor, layer_of: Callable[[int], Tensor], tokens: list[Tensor], scale: float
 ) -> Tensor:

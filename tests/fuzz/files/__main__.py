@@ -11,18 +11,18 @@ import time
 from itertools import product
 
 from fuzz import report
-from fuzz.files.kinds import MODULES, kinds_of
-from fuzz.files.runner import KEPT, MEMORY, Limits, Runner
+from fuzz.files.kinds import kinds_by_name
+from fuzz.files.runner import KEPT, MEMORY, Runner
 
 _CHUNK = 200
 
 
 async def fuzz(asked: argparse.Namespace) -> report.Tally:
     """Run all cases, in turns of the kinds."""
-    names = asked.kinds.split(",") if asked.kinds else sorted(kinds_of(MODULES))
+    names = asked.kinds.split(",") if asked.kinds else sorted(kinds_by_name())
     end = asked.first + -(-asked.cases // len(names))
     until = time.monotonic() + 60 * asked.minutes
-    runner = Runner(limits=Limits(memory=asked.memory), folder=asked.keep)
+    runner = Runner(asked.memory, asked.keep)
     try:
         for first, name in product(range(asked.first, end, _CHUNK), names):
             if time.monotonic() > until:

@@ -1,6 +1,6 @@
 """Loads cases in a process with little memory: a file that breaks it breaks nothing else.
 
-`python -m fuzz.files.child MODULE,... BYTES SECONDS` reads cases from standard input, each a line
+`python -m fuzz.files.child BYTES SECONDS` reads cases from standard input, each a line
 of JSON, and writes a line of JSON for each: its outcome, and what is wrong. A case is bytes of one
 file, or a path that is loaded as it is.
 """
@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from fuzz.files.kinds import Kind, kinds_of
+from fuzz.files.kinds import Kind, kinds_by_name
 
 LOADED, REFUSED = "loaded", "refused"
 FAULT = "fault"
@@ -60,8 +60,7 @@ def limit_cpu(seconds: float) -> None:
 
 
 def main() -> None:
-    names, num_bytes, seconds = sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])
-    kinds = kinds_of(names)
+    num_bytes, seconds, kinds = int(sys.argv[1]), float(sys.argv[2]), kinds_by_name()
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no reply
     with tempfile.TemporaryDirectory() as scratch:

@@ -12,9 +12,7 @@ from random import Random
 
 from slipstream.core.errors import InvalidRequest, ModelError, TrainingError
 
-MODULES: tuple[str, ...] = tuple(
-    f"fuzz.files.{it}_kinds" for it in ("settings", "model", "weights")
-)
+_MODULES = ("settings", "model", "weights")
 """Modules with kinds: each has a tuple `KINDS`."""
 REFUSALS = (InvalidRequest, ModelError, TrainingError)
 """Errors that say that a file can't be used: commands end with `BAD_INPUT`."""
@@ -55,6 +53,7 @@ def _seeds(kind: Kind) -> Sequence[bytes]:
     return kind.seeds()
 
 
-def kinds_of(modules: Sequence[str] = MODULES) -> dict[str, Kind]:
-    """Return all kinds of some modules, by name."""
-    return {kind.name: kind for module in modules for kind in import_module(module).KINDS}
+def kinds_by_name() -> dict[str, Kind]:
+    """Return all kinds, by name."""
+    modules = [import_module(f"fuzz.files.{name}_kinds") for name in _MODULES]
+    return {kind.name: kind for module in modules for kind in module.KINDS}

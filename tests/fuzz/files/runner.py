@@ -7,13 +7,11 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz.case import CORPUS, Case
 from fuzz.files.child import LOADED, REFUSED
-from fuzz.files.kinds import MODULES, kinds_of
+from fuzz.files.kinds import kinds_by_name
 from fuzz.minimise import minimised
 from fuzz.report import Finding, Tally
 from support.commands import IMPORT_PATH, ROOT
@@ -24,23 +22,16 @@ CRASH, SLOW = "crash", "slow"
 KEPT = CORPUS / "files"
 MEMORY = 1 << 30
 """Bytes that a child may have beyond what it had after an intact file."""
-CPU_S = 10.0
+_CPU_S = 10.0
 _WALL_S = 300.0
 """Longest wait for a reply: a child that waits for something takes no CPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    memory: int = MEMORY
-    cpu_s: float = CPU_S
-    wall_s: float = _WALL_S
 
 
 class Child:
     """A process that loads cases, replaced when it ends."""
 
-    def __init__(self, modules: Sequence[str], limits: Limits) -> None:
-        self._modules, self._limits = modules, limits
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
 
@@ -65,7 +56,7 @@ class Child:
     def _reply(self, process: "subprocess.Popen[bytes]") -> tuple[str, str]:
         assert process.stdout is not None
         while b"\n" not in self._read:
-            if not select.select([process.stdout], [], [], self._limits.wall_s)[0]:
+            if not select.select([process.stdout], [], [], _WALL_S)[0]:
                 self.close()
                 return SLOW, "it waits"
             if not (part := os.read(process.stdout.fileno(), 1 << 16)):
@@ -78,13 +69,13 @@ class Child:
         code = process.wait()
         self.close()
         if -code == signal.SIGXCPU:
-            return SLOW, f"more than {self._limits.cpu_s:g} s of CPU"
+            return SLOW, f"more than {_CPU_S:g} s of CPU"
         return CRASH, f"exit code {code}"
 
     def _started(self) -> subprocess.Popen[bytes]:
         self._read = b""
         path = os.pathsep.join((IMPORT_PATH, str(ROOT / "tests")))
-        words = [",".join(self._modules), str(self._limits.memory), str(self._limits.cpu_s)]
+        words = [str(self._memory), str(_CPU_S)]
         return subprocess.Popen(
             [sys.executable, "-m", "fuzz.files.child", *words],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -96,15 +87,10 @@ class Child:
 class Runner:
     """Runs cases of kinds. Findings are kept in `folder`, where there is one."""
 
-    def __init__(
-        self,
-        modules: Sequence[str] = MODULES,
-        limits: Limits | None = None,
-        folder: Path | None = None,
-    ) -> None:
-        self.kinds = kinds_of(modules)
+    def __init__(self, memory: int = MEMORY, folder: Path | None = None) -> None:
+        self.kinds = kinds_by_name()
         self.tally = Tally()
-        self._child = Child(modules, limits or Limits())
+        self._child = Child(memory)
         self._folder = folder
 
     def close(self) -> None:

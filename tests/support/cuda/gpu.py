@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.cuda.graphs import Replay
+from support.cuda import operators  # noqa: F401
 from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of
 from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 

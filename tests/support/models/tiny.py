@@ -21,6 +21,7 @@ from slipstream.models.torch.arrays import as_array, numpy_dtype
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.memory import KvMemory
 from slipstream.verifying.meter import StepCost
+from support.cuda import operators  # noqa: F401
 
 VOCAB = 48
 EOS = 0

@@ -5,9 +5,8 @@ import struct
 
 import pytest
 
-from fuzz.files import weights_kinds
 from fuzz.files.child import LOADED, REFUSED
-from fuzz.files.runner import Child, Limits
+from fuzz.files.runner import Child
 from support.models import tiny_checkpoint, tiny_gguf
 
 MEMORY = 1 << 30
@@ -27,7 +26,7 @@ def good(tmp_path_factory):
 @pytest.fixture(scope="module")
 def load(good):
     """Load a target in a process with little memory; one that dies or hangs fails the test."""
-    process = Child([weights_kinds.__name__], Limits(memory=MEMORY))
+    process = Child(MEMORY)
 
     def load(path):
         kinds = ("GGUF target", "safetensors for torch")

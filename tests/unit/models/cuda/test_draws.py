@@ -14,16 +14,10 @@ from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, 
 from slipstream.core.verify.distribution import SamplingDistribution, distribution_of, masses
 from slipstream.core.verify.draws import NO_TOKEN, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import (
-    DrawTables,
-    draw,
-    draw_packed,
-    pack_draws,
-    scores_of,
-    truncate,
-)
+from slipstream.models.cuda.draws import DrawTables, draw_packed, pack_draws, scores_of
 from slipstream.models.cuda.graphs import Replay
 from slipstream.verifying.decision import draws_of
+from support.cuda.operators import draw, truncate
 from support.models import tiny
 
 VOCAB = 300

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from slipstream.core.tree import TokenTree
-from slipstream.models.cuda.draws import draw, edit, truncate
 from slipstream.models.cuda.layers import (
     add_norm,
     attend_others,
@@ -23,13 +22,14 @@ from slipstream.models.cuda.layers import (
     rounded,
     scaled_linear,
 )
-from slipstream.models.glide.chain_stop import ChainNumber, StateNumber, StepNumber, read_chain
+from slipstream.models.glide.chain_stop import ChainNumber, StateNumber, StepNumber
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
 from slipstream.models.torch.packing import pack
 from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of, unpack
+from support.cuda.operators import draw, edit, read_chain, truncate
 from support.models import tiny
 
 kernels = pytest.importorskip("slipstream.models.cuda.kernels")

@@ -40,15 +40,13 @@ from slipstream.models.glide.chain_stop import (
     BY_POLICY,
     GOES_ON,
     ChainNumber,
-    ChainSlot,
     DecisionNetwork,
     StateNumber,
-    device_stats,
     network_of,
-    state_behind,
 )
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.scorer import Scores, rule_of
+from support.cuda.operators import ChainSlot, state_behind
 from support.models import tiny
 
 chance = st.floats(0, 1)
@@ -110,26 +108,25 @@ def test_chains_end_on_a_device_where_the_policies_say(chains):
     for column in zip(*rows, strict=True):
         tokens, entropies, top_probs, scores = zip(*column, strict=True)
         scores = [math.nan if score is None else score for score in scores]
-        tokens, nothing = torch.tensor(tokens)[:, None], torch.zeros(len(chains), 1)
-        slot = ChainSlot(tokens, nothing, *map(doubles, (entropies, top_probs, scores)))
+        known = map(doubles, (entropies, top_probs, scores))
+        slot = ChainSlot(torch.tensor(tokens)[:, None], *known)
         state = state_behind(slot, given, state)
     found = state[StateNumber.LENGTH : StateNumber.REASON + 1].t().tolist()
     assert [tuple(end) for end in found] == [end_on_host(*case) for case in chains]
 
 
-def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():
+def test_a_network_scores_as_the_decision_model_does_also_states_in_bfloat16():
     torch.manual_seed(0)
     network = DecisionNetwork(6, 4)
     for value in network.parameters():
         torch.nn.init.normal_(value, std=0.4)
     rows = [(math.log(0.9), math.log(0.05)), (math.log(0.3), math.log(0.2)), (0.0, -math.inf)]
     entropies, lags, hidden = (0.4, 3.0, 0.0), (0, 7, 2), torch.randn(3, 6).bfloat16()
-    stats = device_stats(doubles(rows), doubles(entropies), torch.tensor(lags))
-    expected = np.float32(list(map(slot_stats, rows, entropies, lags)))
-    np.testing.assert_allclose(stats, expected, rtol=1e-6)
-    chances = network_of(network.model(), torch.device("cpu"))(hidden, stats).sigmoid()
+    stats = np.float32(list(map(slot_stats, rows, entropies, lags)))
+    network = network_of(network.model(), torch.device("cpu"))
+    chances = network(hidden, torch.from_numpy(stats)).sigmoid()
     assert chances.dtype == torch.float32
-    theirs = network.model().score(hidden.float().numpy(), expected)
+    theirs = network.model().score(hidden.float().numpy(), stats)
     np.testing.assert_allclose(chances, theirs, rtol=1e-5)
 
 
