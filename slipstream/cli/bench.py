@@ -80,7 +80,7 @@ def rounds(
 def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> Samples:
     with (
         Client(address, token=load_settings().token) as routed,
-        Client.embedded(**asdict(models)) as embedded,
+        Client.embedded(**models.given()) as embedded,
     ):
         asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
         if plan.overlap:

@@ -13,7 +13,7 @@ import typer
 
 from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
-from slipstream.cli.options import DEFAULT_TARGET
+from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
 from slipstream.cli.progress import bars, waiting
 from slipstream.config import load_config, traces_dir
 from slipstream.core.errors import UnsupportedCombination
@@ -44,22 +44,10 @@ Traces = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class StackFlags:
+class StackFlags(DraftFlags):
     """Models of the services, and how they run; services have defaults for what is not given."""
 
     model: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
-    draft: str = option(
-        "glide", "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."
-    )
-    dtype: str | None = option(
-        None, "auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or fp8 (GPUs)."
-    )
-    numerics: str | None = option(None, "auto, invariant or fast.")
-    threads: int | None = option(None, "CPU threads of target and draft, each.")
-    device: str | None = option(None, "cpu, cuda or cuda:N.")
-    profile: Path | None = option(
-        None, "Profile file of `slipstream calibrate`; default: the draft's own."
-    )
     config: Path | None = option(None, "TOML file with tables target, draft and router.")
     grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.")
 
@@ -67,32 +55,29 @@ class StackFlags:
         """Return the flags of each service."""
         from slipstream.local.stack import StackPlan
 
-        file = self.file()
-        engine = (
-            *file,
-            *_given("dtype", self.dtype),
-            *_given("device", self.device),
-            *_given("threads", self.threads),
-        )
-        target = (*engine, "--model", self.model, *_given("numerics", self.numerics))
+        file, engine = self.flags("config"), self.flags("config", "dtype", "device", "threads")
+        target = (*engine, "--model", self.model, *self.flags("numerics"))
         if self.draft in NO_PROCESS:
             if self.profile is not None:
                 raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
             router = (*file, "--drafter", self.draft)
             return StackPlan(target, None, router, port, self.grace_s)
-        draft = (*engine, "--draft", self.draft, "--target-model", self.model)
-        draft += _given("profile", self.profile)
+        draft = (*engine, "--draft", self.draft or "glide", "--target-model", self.model)
+        draft += self.flags("profile")
         takes_turns = self.threads is None and self.device in (None, "cpu")
         return StackPlan(target, draft, file, port, self.grace_s, takes_turns)
 
-    def file(self) -> tuple[str, ...]:
-        """Return the flags that name the configuration file, which all services get."""
-        return _given("config", self.config)
+    def flags(self, *names: str) -> tuple[str, ...]:
+        """Return the flags of services for those of these options that are given."""
+        given = self.given()
+        return tuple(
+            part for name in names if name in given for part in (f"--{name}", str(given[name]))
+        )
 
     def fetch(self) -> None:
         """Fetch the models that are not on this machine, with a bar."""
         with bars() as progress:
-            fetch(self.model, self.draft, progress)
+            fetch(self.model, self.draft or "glide", progress)
 
 
 @with_flags
@@ -107,7 +92,7 @@ def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Tra
 
     plan, directory = models.plan(port=port), traces_directory(traces, models.config)
     if http is not None:
-        plan = replace(plan, http=models.file(), http_port=http)
+        plan = replace(plan, http=models.flags("config"), http_port=http)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
@@ -182,7 +167,3 @@ def _hint(traces: Path | None) -> str | None:
         return None
     place = "" if traces == traces_dir() else f" --dir {shlex.quote(str(traces))}"
     return f"traces are kept in {traces}; `slipstream trace --last{place}` shows the last request"
-
-
-def _given(name: str, value: object) -> tuple[str, ...]:
-    return () if value is None else (f"--{name}", str(value))
