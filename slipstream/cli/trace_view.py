@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.telemetry.traces import REQUEST_ID, Span, Trace
+from slipstream.telemetry.traces import REQUEST_ID, Span, Trace, printable
 
 _SPECULATION = "slipstream.speculation."
 _USAGE = {"input_tokens": "in", "output_tokens": "out", "cache_read.input_tokens": "cached"}
@@ -152,11 +152,6 @@ def name_of(span: Span) -> str:
 def service_of(span: Span) -> str:
     """Return the service that a span is of."""
     return printable(span.service.removeprefix("slipstream-"))
-
-
-def printable(text: str) -> str:
-    """Return the text with escapes for characters that a terminal might obey."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def value_text(value: Any) -> str:
