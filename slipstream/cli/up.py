@@ -61,11 +61,12 @@ class StackFlags(DraftFlags):
             if self.profile is not None:
                 raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
             router = (*file, "--drafter", self.draft)
-            return StackPlan(target, None, router, port, self.grace_s)
+            return StackPlan({"target": target, "router": router}, port, self.grace_s)
         draft = (*engine, "--draft", self.draft or "glide", "--target-model", self.model)
         draft += self.flags("profile")
         takes_turns = self.threads is None and self.device in (None, "cpu")
-        return StackPlan(target, draft, file, port, self.grace_s, takes_turns)
+        roles = {"target": target, "draft": draft, "router": file}
+        return StackPlan(roles, port, self.grace_s, takes_turns)
 
     def flags(self, *names: str) -> tuple[str, ...]:
         """Return the flags of services for those of these options that are given."""
@@ -92,7 +93,8 @@ def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Tra
 
     plan, directory = models.plan(port=port), traces_directory(traces, models.config)
     if http is not None:
-        plan = replace(plan, http=models.flags("config"), http_port=http)
+        roles = {**plan.flags, "http": models.flags("config")}
+        plan = replace(plan, flags=roles, http_port=http)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
