@@ -3,11 +3,11 @@
 import asyncio
 import shlex
 import signal
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,6 @@ from slipstream.options import option
 if TYPE_CHECKING:
     from slipstream.local.stack import Stack, StackPlan
 
-T = TypeVar("T")
 NO_PROCESS = ("ngram", "none")
 """Drafts that need no service of their own: the router drafts n-grams itself."""
 _NO_TRACES = ("", "none")
@@ -125,43 +124,26 @@ async def _run_until_signal(stack: "Stack", *, on_ready: Callable[[], None]) -> 
 
     `on_ready` is called first.
     """
-    signals = _Signals()
+    task = asyncio.current_task()
+    assert task is not None
+    _on_signals(task.cancel)
     try:
-        address = await signals.unless_sent(stack.start())
-        if address is not None:
+        with suppress(asyncio.CancelledError):
+            address = await stack.start()
             on_ready()
             typer.echo(f"ready {address}")
-            await signals.unless_sent(stack.watch())
+            await stack.watch()
     finally:
-        signals.sent.clear()
-        if await signals.unless_sent(_done(stack.stop())) is None:
+        try:
+            await stack.stop()
+        except asyncio.CancelledError:
+            _on_signals(lambda: None)
             await stack.stop(hurry=True)
 
 
-async def _done(work: Coroutine[Any, Any, None]) -> bool:
-    await work
-    return True
-
-
-class _Signals:
-    """SIGTERM and SIGINT as an event of the running loop."""
-
-    def __init__(self) -> None:
-        self.sent = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.sent.set)
-
-    async def unless_sent(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of the work; None when a signal comes first, which cancels it."""
-        task, sent = asyncio.create_task(work), asyncio.create_task(self.sent.wait())
-        await asyncio.wait({task, sent}, return_when=asyncio.FIRST_COMPLETED)
-        sent.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return None
+def _on_signals(action: Callable[[], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, action)
 
 
 def _hint(traces: Path | None) -> str | None:
