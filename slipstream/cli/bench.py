@@ -65,7 +65,7 @@ def rounds(
     models.check()
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
-    stack = models.stack().plan(port=0)
+    stack = models.stack().plan()
     samples = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)

@@ -71,7 +71,7 @@ class ModelFlags(DraftFlags):
     def stack(self) -> StackFlags:
         """Return the options of services with these models."""
         values = asdict(self)
-        return StackFlags(model=values.pop("target"), **values)
+        return StackFlags(model=values.pop("target"), port=0, **values)
 
     def facts(self, *others: str) -> dict[str, Any]:
         """Return the machine, the target, and the digests of it and of other models by name."""

@@ -111,14 +111,10 @@ class PlaceFlags:
 
     def check(self) -> None:
         """Raise `UnsupportedCombination` for options of the place that is not chosen."""
-        given = [
-            option.flag
-            for option in options_of(EngineFlags)
-            if option.value_in(self.engine) is not None
-        ]
-        if self.is_remote and given:
+        if self.is_remote and (engine := self.engine.given()):
+            flag = "--" + min(engine).replace("_", "-")
             raise UnsupportedCombination(
-                f"{min(given)} runs models in this process, but --router elsewhere"
+                f"{flag} runs models in this process, but --router elsewhere"
             )
         given = [option.flag for option in options_of(RouterFlags) if option.value_in(self.router)]
         if given and not self.is_remote:

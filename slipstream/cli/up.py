@@ -5,9 +5,9 @@ import shlex
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,21 +26,6 @@ NO_PROCESS = ("ngram", "none")
 """Drafts that need no service of their own: the router drafts n-grams itself."""
 _NO_TRACES = ("", "none")
 
-Port = Annotated[int, typer.Option(help="Port of the router; 0 takes any free one.")]
-Http = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PORT", help="Also serve OpenAI's HTTP API at this port; 0 takes any free one."
-    ),
-]
-Traces = Annotated[
-    str | None,
-    typer.Option(
-        help="Directory for traces of all requests, which `slipstream trace` shows; or none.",
-        show_default="the cache directory's traces, unless a configuration names another place",
-    ),
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StackFlags(DraftFlags):
@@ -49,23 +34,34 @@ class StackFlags(DraftFlags):
     model: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
     config: Path | None = option(None, "TOML file with tables target, draft and router.")
     grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.")
+    port: int = option(50051, "Port of the router; 0 takes any free one.")
+    http: int | None = option(
+        None, "Also serve OpenAI's HTTP API at this port; 0 takes any free one.", metavar="PORT"
+    )
+    traces: str | None = option(
+        None,
+        "Directory for traces of all requests, which `slipstream trace` shows; or none.",
+        show_default="the cache directory's traces, unless a configuration names another place",
+    )
 
-    def plan(self, *, port: int) -> "StackPlan":
+    def plan(self) -> "StackPlan":
         """Return the flags of each service."""
         from slipstream.local.stack import StackPlan
 
         file, engine = self.flags("config"), self.flags("config", "dtype", "device", "threads")
         target = (*engine, "--model", self.model, *self.flags("numerics"))
-        if self.draft in NO_PROCESS:
-            if self.profile is not None:
-                raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
-            router = (*file, "--drafter", self.draft)
-            return StackPlan({"target": target, "router": router}, port, self.grace_s)
-        draft = (*engine, "--draft", self.draft or "glide", "--target-model", self.model)
-        draft += self.flags("profile")
+        roles = {"target": target, "router": file}
         takes_turns = self.threads is None and self.device in (None, "cpu")
-        roles = {"target": target, "draft": draft, "router": file}
-        return StackPlan(roles, port, self.grace_s, takes_turns)
+        if self.draft not in NO_PROCESS:
+            draft = (*engine, "--draft", self.draft or "glide", "--target-model", self.model)
+            roles["draft"] = (*draft, *self.flags("profile"))
+        elif self.profile is not None:
+            raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
+        else:
+            roles["router"], takes_turns = (*file, "--drafter", self.draft), True
+        if self.http is not None:
+            roles["http"] = file
+        return StackPlan(roles, self.port, self.grace_s, takes_turns, self.http or 0)
 
     def flags(self, *names: str) -> tuple[str, ...]:
         """Return the flags of services for those of these options that are given."""
@@ -81,7 +77,7 @@ class StackFlags(DraftFlags):
 
 
 @with_flags
-def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Traces = None) -> None:
+def up(models: StackFlags) -> None:
     """Run target, draft and router on this machine, and with --http a front for OpenAI's clients.
 
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
@@ -90,10 +86,7 @@ def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Tra
     from slipstream.local.child import show
     from slipstream.local.stack import Stack
 
-    plan, directory = models.plan(port=port), traces_directory(traces, models.config)
-    if http is not None:
-        roles = {**plan.flags, "http": models.flags("config")}
-        plan = replace(plan, flags=roles, http_port=http)
+    plan, directory = models.plan(), traces_directory(models.traces, models.config)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
