@@ -37,7 +37,7 @@ from slipstream.cli.engine import open_async_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags
 from slipstream.cli.progress import step_bar
-from slipstream.cli.report import figures_console, show_lines
+from slipstream.cli.report import show
 from slipstream.client import Client
 from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
@@ -65,13 +65,11 @@ def rounds(
     models.check()
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
-    stack = models.stack().plan(port=0)
+    stack = models.stack().plan()
     samples = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
-    figures, console = rounds_of.rounds_figures(samples), figures_console()
-    console.print(rounds_of.answers_table(figures))
-    console.print()
-    console.print(rounds_of.parts_table(figures))
-    show_lines(rounds_of.remarks(figures))
+    figures = rounds_of.rounds_figures(samples)
+    tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
+    show(*tables, *rounds_of.remarks(figures))
     facts = {**models.facts(), **prompts.facts(), **asdict(plan.sampling), "overlap": plan.overlap}
     facts |= {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
     output.write({"environment": facts, "rounds": figures})
@@ -80,7 +78,7 @@ def rounds(
 def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> Samples:
     with (
         Client(address, token=load_settings().token) as routed,
-        Client.embedded(**asdict(models)) as embedded,
+        Client.embedded(**models.given()) as embedded,
     ):
         asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
         if plan.overlap:
@@ -184,8 +182,7 @@ def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
 def _show(
     figures: dict[str, Any], name: str, environment: dict[str, Any], output: OutputFlags
 ) -> None:
-    figures_console().print(load.load_table(figures))
-    show_lines(load.remarks(figures))
+    show(load.load_table(figures), *load.remarks(figures))
     output.write({"environment": environment, name: figures})
 
 
@@ -215,11 +212,8 @@ def speed(
         samples = speeds.run_speed(plan, engines, advance=advance)
     is_invariant = engines.engine.model.numerics == "invariant"
     figures = speeds.compare(plan, samples, is_invariant=is_invariant)
-    console = figures_console()
-    console.print(speeds.speed_table(figures))
-    console.print()
-    console.print(speeds.category_table(figures))
-    show_lines(speeds.difference_lines(figures))
+    tables = speeds.speed_table(figures), "", speeds.category_table(figures)
+    show(*tables, *speeds.difference_lines(figures))
     environment = {
         **models.facts(*_draft_models(plan.methods)),
         **prompts.facts(),
@@ -250,13 +244,13 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
         with step_bar(NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.session_counts)) as advance:
             measured = measure_shape(plan, plan.shape, models.options(), advance=advance)
         facts = {**machine_facts(models.device), "shape": plan.shape}
-    figures_console().print(cost_table(measured))
+    show(cost_table(measured))
     if rounds := measured.get("rounds"):
-        figures_console().print(load.rounds_table(rounds, measured["floors_ms"]))
-        show_lines([*load.remarks(rounds), f"captures: {measured['captures']}"])
+        table = load.rounds_table(rounds, measured["floors_ms"])
+        show(table, *load.remarks(rounds), f"captures: {measured['captures']}")
     if floor := measured["floors_ms"].get("1"):
         plain, share = measured["forward_ms"]["1"], measured["of_floor"]
-        show_lines([f"a plain step takes {plain:.2f} ms, reading {floor:.2f} ({share:.0%})"])
+        show(f"a plain step takes {plain:.2f} ms, reading {floor:.2f} ({share:.0%})")
     output.write({"environment": {**facts, "rounds": plan.rounds}, "cost": measured})
 
 

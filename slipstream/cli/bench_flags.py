@@ -16,14 +16,14 @@ from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import check_writable
 from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
-from slipstream.cli.options import DEFAULT_TARGET
+from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
 from slipstream.cli.progress import bars
 from slipstream.cli.up import StackFlags
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
 from slipstream.files import write_json
-from slipstream.models.dtypes import FP8, Q8, choose_dtype
+from slipstream.models.dtypes import AUTO, FP8, Q8, choose_dtype
 from slipstream.models.format.digests import file_digest, weights_digests
 from slipstream.models.format.resolve import find_local, resolve
 from slipstream.models.loaded import parse_device
@@ -36,20 +36,12 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFlags:
+class ModelFlags(DraftFlags):
     """Models, and where they run."""
 
     target: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
     draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
-    dtype: str = option(
-        "auto", "auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or fp8 (GPUs)."
-    )
-    numerics: str = option("auto", "auto, invariant or fast.")
-    threads: int | None = option(None, "CPU threads; default: one for each core.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")
-    profile: Path | None = option(
-        None, "Profile file of `slipstream calibrate`, in place of the draft's own."
-    )
 
     def check(self) -> None:
         """Raise `InvalidRequest` for a draft that is no GliDe draft."""
@@ -72,18 +64,18 @@ class ModelFlags:
     def options(self) -> EngineOptions:
         """Return the options of engines."""
         # Methods share engines and get the same prompts: none may find what another has read.
-        return EngineOptions(
-            self.dtype, self.numerics, self.threads, self.device, max_cached_bytes=0
-        )
+        given = self.given().items()
+        named = {name: value for name, value in given if name not in ("target", "draft", "profile")}
+        return EngineOptions(**named, max_cached_bytes=0)
 
     def stack(self) -> StackFlags:
         """Return the options of services with these models."""
         values = asdict(self)
-        return StackFlags(model=values.pop("target"), **values)
+        return StackFlags(model=values.pop("target"), port=0, **values)
 
     def facts(self, *others: str) -> dict[str, Any]:
         """Return the machine, the target, and the digests of it and of other models by name."""
-        chosen = choose_dtype(self.dtype, parse_device(self.device), native=has_kernels())
+        chosen = choose_dtype(self.dtype or AUTO, parse_device(self.device), native=has_kernels())
         return {
             **machine_facts(self.device),
             "target": self.target,

@@ -33,7 +33,7 @@ from slipstream.bench.harness import check_writable
 from slipstream.cli.bench_flags import ModelFlags, QuestionFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
-from slipstream.cli.report import figures_console
+from slipstream.cli.report import show
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
@@ -72,7 +72,7 @@ def calibrate(
     engines = models.engines(SamplingParams())
     model = engines.draft_model()
     found, timed, num_prompts = _run(plan, engines, model, _before(model, models.profile))
-    figures_console().print(_table(timed))
+    show(_table(timed))
     best = timed[0]
     typer.echo(f"chosen: {best.name}")
     machine = machine_facts(models.device)

@@ -116,19 +116,15 @@ def verdict(router: str, result: "Result", *, is_plain: bool) -> str:
 
 def replica_lines(info: "ServerInfo") -> list[str]:
     """Return a line for each kind of ready replica: model, dtype, what computes it, how many."""
-    ready = [replica for replica in info.replicas if replica.state is ReplicaState.READY]
     kinds = Counter(
-        (replica.role, replica.model, replica.dtype, replica.engine) for replica in ready
+        (one.role is ReplicaRole.DRAFT, one.role.value, one.model, one.dtype, one.engine)
+        for one in info.replicas
+        if one.state is ReplicaState.READY
     )
-    lines = []
-    for role in (ReplicaRole.TARGET, ReplicaRole.DRAFT):
-        for (_, model, dtype, engine), count in sorted(
-            kind for kind in kinds.items() if kind[0][0] is role
-        ):
-            made = f"{model} in {dtype}" if dtype else model
-            made += f" by {engine}" if engine else ""
-            lines.append(f"{role.value} {made}, {count} ready")
-    return lines
+    return [
+        f"{role} {model}{dtype and f' in {dtype}'}{engine and f' by {engine}'}, {count} ready"
+        for (_, role, model, dtype, engine), count in sorted(kinds.items())
+    ]
 
 
 def _missing(result: "Result") -> str:

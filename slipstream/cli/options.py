@@ -15,16 +15,9 @@ DEFAULT_TARGET = "smollm2-135m-q4_1"
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFlags:
-    """Models of this process, and how they run. None stands for the default that is shown."""
+class DraftFlags:
+    """A draft, and how models run. None stands for the default that is shown."""
 
-    PANEL: ClassVar[str] = "Engine"
-
-    target: str | None = option(
-        None,
-        "Target model: an alias, a path or OWNER/NAME of the hub.",
-        show_default=DEFAULT_TARGET,
-    )
     draft: str | None = option(
         None,
         "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.",
@@ -41,24 +34,39 @@ class EngineFlags:
         " invariant, but fast where torch computes on a CPU.",
         show_default="auto",
     )
-    threads: int | None = option(None, "CPU threads.", show_default="one for each core")
+    threads: int | None = option(
+        None, "CPU threads of each model.", show_default="one for each core"
+    )
     device: str | None = option(None, "cpu, cuda or cuda:N.", show_default="cpu")
+    profile: Path | None = option(
+        None, "Profile file of `slipstream calibrate`.", show_default="the draft's own"
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are given, by the names of `Client.embedded`."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags(DraftFlags):
+    """Models of this process, how they run, and what they keep."""
+
+    PANEL: ClassVar[str] = "Engine"
+
+    target: str | None = option(
+        None,
+        "Target model: an alias, a path or OWNER/NAME of the hub.",
+        show_default=DEFAULT_TARGET,
+    )
     kv_memory: str | None = option(
         None,
         "Memory for keys and values of each engine: 2GiB, or a share of what is free, 0.5.",
         show_default="auto",
     )
-    profile: Path | None = option(
-        None, "Profile file of `slipstream calibrate`.", show_default="the draft's own"
-    )
     ngrams: str | None = option(
         None, "auto, none or a file of `slipstream train ngrams`.", show_default="auto"
     )
-
-    def given(self) -> dict[str, str | int | Path]:
-        """Return the options that are given, by the names of `Client.embedded`."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +111,10 @@ class PlaceFlags:
 
     def check(self) -> None:
         """Raise `UnsupportedCombination` for options of the place that is not chosen."""
-        given = [
-            option.flag
-            for option in options_of(EngineFlags)
-            if option.value_in(self.engine) is not None
-        ]
-        if self.is_remote and given:
+        if self.is_remote and (engine := self.engine.given()):
+            flag = "--" + min(engine).replace("_", "-")
             raise UnsupportedCombination(
-                f"{min(given)} runs models in this process, but --router elsewhere"
+                f"{flag} runs models in this process, but --router elsewhere"
             )
         given = [option.flag for option in options_of(RouterFlags) if option.value_in(self.router)]
         if given and not self.is_remote:

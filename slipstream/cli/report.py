@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from slipstream.client.embedded import Embedded
     from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
     from slipstream.core.request.results import RequestStats, Result
@@ -113,17 +115,16 @@ def result_object(result: "Result", comparison: PlainComparison | None) -> dict[
 
 
 def _stats_object(stats: "RequestStats") -> dict[str, Any]:
-    speculation = stats.speculation
+    values, speculation = asdict(stats), stats.speculation
+    timings, counts, _ = (values.pop(part) for part in ("timings", "speculation", "continuity"))
     return {
-        "num_prompt_tokens": stats.num_prompt_tokens,
-        "num_cached_tokens": stats.num_cached_tokens,
-        "num_output_tokens": stats.num_output_tokens,
+        **values,
         "tokens_per_s": stats.tokens_per_s,
         "decode_tokens_per_s": stats.decode_tokens_per_s,
-        **asdict(stats.timings),
+        **timings,
         "mean_acceptance_length": speculation.mean_acceptance_length,
         "draft_acceptance_rate": speculation.draft_acceptance_rate,
-        **asdict(speculation),
+        **counts,
     }
 
 
@@ -145,15 +146,10 @@ def _values(item: "TokenLogprob | TopLogprob") -> dict[str, Any]:
     return {"logprob": item.logprob, "text": text, "bytes": list(item.text)}
 
 
-def figures_console() -> Console:
-    """Return a console as wide as the terminal; lines of a file may be of any width."""
+def show(*figures: "Table | str") -> None:
+    """Print tables as wide as the terminal, and sentences; lines of a file may be of any width."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH_OF_FILES
-    return console
-
-
-def show_lines(lines: Iterable[str]) -> None:
-    """Print sentences about figures."""
-    for line in lines:
-        figures_console().print(line, markup=False, soft_wrap=True)
+    for figure in figures:
+        console.print(figure, markup=False, soft_wrap=isinstance(figure, str))

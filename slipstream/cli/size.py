@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.flags import with_flags
-from slipstream.cli.report import show_lines
+from slipstream.cli.report import show
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import check_bounds, option
 
@@ -126,4 +126,4 @@ def size(plan: SizePlan, *, drafts: Drafts = None, as_json: AsJson = False) -> N
         "tokens a round": f"{plan.final:.2f}; {pays}",
         "tokens/s": f"{speed:.1f}, without drafts {plain:.1f} ({speed / plain:.2f}x)",
     }
-    show_lines(f"{name:15} {value}" for name, value in shown.items())
+    show(*(f"{name:15} {value}" for name, value in shown.items()))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.telemetry.traces import REQUEST_ID, Span, Trace
+from slipstream.telemetry.traces import REQUEST_ID, Span, Trace, printable
 
 _SPECULATION = "slipstream.speculation."
 _USAGE = {"input_tokens": "in", "output_tokens": "out", "cache_read.input_tokens": "cached"}
@@ -50,7 +50,12 @@ class Summary:
 def summary(trace: Trace) -> Summary:
     """Return the summary of a trace."""
     sentences = (*_speculation(trace), *_faults(trace))
-    return Summary(dict(_facts(trace.request)), tuple(_parts(trace)), trace.explained(), sentences)
+    wall_ms, explained = trace.request.duration_ms, trace.explained()
+    spent = trace.stages() if wall_ms > 0 else {}
+    if spent and explained < 1:
+        spent["unexplained"] = (1 - explained) * wall_ms
+    parts = (StageShare(printable(name), ms, ms / wall_ms) for name, ms in spent.items())
+    return Summary(dict(_facts(trace.request)), tuple(parts), explained, sentences)
 
 
 def _facts(request: Span) -> Iterator[tuple[str, str]]:
@@ -68,21 +73,17 @@ def _facts(request: Span) -> Iterator[tuple[str, str]]:
         yield "first token after", f"{first_s * 1000:.1f} ms"
 
 
-def _parts(trace: Trace) -> Iterator[StageShare]:
-    wall_ms, found, rest = trace.request.duration_ms, trace.stages(), 1 - trace.explained()
-    if wall_ms <= 0 or not found:
-        return
-    for name, spent_ms in found.items():
-        yield StageShare(printable(name), spent_ms, spent_ms / wall_ms)
-    if rest > 0:
-        yield StageShare("unexplained", rest * wall_ms, rest)
-
-
 def _speculation(trace: Trace) -> Iterator[str]:
     about = trace.request.attributes
-    steps, plain = (int(_number(about, _SPECULATION + name)) for name in ("steps", "plain_steps"))
+    names = ("steps", "plain_steps", "draft_tokens", "accepted_tokens")
+    steps, plain, drafted, accepted = (int(_number(about, _SPECULATION + name)) for name in names)
     if steps:
-        yield from _drafted(trace, steps, plain)
+        length = _number(about, _SPECULATION + "acceptance_length") or 1 + accepted / steps
+        others = f", {_times(plain, 'plain round')} one each" if plain else ""
+        yield f"{_times(steps, 'round')} with a draft gave {length:.2f} tokens each{others}."
+        share = accepted / max(drafted, 1)
+        yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
+        yield from _paid(trace, steps + plain, steps * length + plain)
     elif plain:
         yield f"Nothing was drafted: all {_times(plain, 'round')} after the prompt were plain."
     if fallbacks := _by_reason(about, "slipstream.fallbacks."):
@@ -92,27 +93,19 @@ def _speculation(trace: Trace) -> Iterator[str]:
         yield f"Drafting was ended by {_counted(stops)}."
 
 
-def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
-    about, spent = trace.request.attributes, trace.stages()
-    drafted, accepted = (
-        int(_number(about, _SPECULATION + name)) for name in ("draft_tokens", "accepted_tokens")
-    )
-    length = _number(about, _SPECULATION + "acceptance_length") or 1 + accepted / steps
-    others = f", {_times(plain, 'plain round')} one each" if plain else ""
-    yield f"{_times(steps, 'round')} with a draft gave {length:.2f} tokens each{others}."
-    share = accepted / max(drafted, 1)
-    yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
-    draft_ms, verify_ms = spent.get("draft", 0.0), spent.get("verify", 0.0)
+def _paid(trace: Trace, rounds: int, tokens: float) -> Iterator[str]:
+    draft_ms, verify_ms = (trace.stages().get(stage, 0.0) for stage in ("draft", "verify"))
     if not verify_ms:
         return
-    each_ms = (draft_ms + verify_ms) / (steps * length + plain)
-    waits = [f"{ms / (steps + plain):.1f} ms for its" for ms in (draft_ms, verify_ms)]
+    each_ms = (draft_ms + verify_ms) / tokens
     verdict = "speculation helped if a plain round takes longer than that"
-    if plain_ms := _number(about, _SPECULATION + "plain_round_ms"):
+    if plain_ms := _number(trace.request.attributes, _SPECULATION + "plain_round_ms"):
         helped = "helped" if each_ms < plain_ms else "did not help"
         verdict = f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
-    places = f"{waits[0]} draft and {waits[1]} target, {each_ms:.1f} ms a token"
-    yield f"A round waited {places}: {verdict}."
+    waits = (
+        f"{draft_ms / rounds:.1f} ms for its draft and {verify_ms / rounds:.1f} ms for its target"
+    )
+    yield f"A round waited {waits}, {each_ms:.1f} ms a token: {verdict}."
 
 
 def _faults(trace: Trace) -> Iterator[str]:
@@ -154,11 +147,6 @@ def service_of(span: Span) -> str:
     return printable(span.service.removeprefix("slipstream-"))
 
 
-def printable(text: str) -> str:
-    """Return the text with escapes for characters that a terminal might obey."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 def value_text(value: Any) -> str:
     """Return an attribute's value on one line."""
     match value:
@@ -182,36 +170,25 @@ class Row:
     """A span and its place: its bar begins at `left`, and both shares are of the axis, 0 to 1."""
 
     span: Span
-    name: str
-    service: str
     depth: int
     offset_ms: float
     """Time from the beginning of the axis; negative for what had begun before."""
     left: float
     width: float
-    about: tuple[str, ...]
 
 
 def rows(trace: Trace) -> list[Row]:
     """Return a row per span. The axis is as long as the outermost span and the request."""
     start_ns, end_ns = _axis(trace)
 
-    def share(time_ns: int) -> float:
-        return min(max((time_ns - start_ns) / max(end_ns - start_ns, 1), 0.0), 1.0)
-
-    return [
-        Row(
-            span,
-            name_of(span),
-            service_of(span),
-            depth,
-            (span.start_ns - start_ns) / 1e6,
-            share(span.start_ns),
-            share(span.end_ns) - share(span.start_ns),
-            tuple(_about(span)),
+    def row(span: Span, depth: int) -> Row:
+        places = (
+            (it - start_ns) / max(end_ns - start_ns, 1) for it in (span.start_ns, span.end_ns)
         )
-        for span, depth in zip(trace.spans, trace.depths, strict=True)
-    ]
+        left, right = (min(max(place, 0.0), 1.0) for place in places)
+        return Row(span, depth, (span.start_ns - start_ns) / 1e6, left, right - left)
+
+    return [row(*each) for each in zip(trace.spans, trace.depths, strict=True)]
 
 
 def page(trace: Trace) -> str:
@@ -225,12 +202,13 @@ def page(trace: Trace) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found, (start_ns, end_ns) = rows(trace), _axis(trace)
+    templates.filters |= {"name": name_of, "service": service_of, "about": _about}
+    start_ns, end_ns = _axis(trace)
     return templates.get_template("trace.html").render(
         request_id=trace.request.attributes.get(REQUEST_ID, "unknown"),
         summary=summary(trace),
-        rows=found,
-        services=dict.fromkeys(row.service for row in found),
+        rows=rows(trace),
+        services=dict.fromkeys(map(service_of, trace.spans)),
         known=_SERVICES,
         ticks=[(end_ns - start_ns) / 1e6 * quarter / 4 for quarter in range(5)],
     )
@@ -241,12 +219,12 @@ def _axis(trace: Trace) -> tuple[int, int]:
     return min(top.start_ns, request.start_ns), max(top.end_ns, request.end_ns)
 
 
-def _about(span: Span) -> Iterator[str]:
-    """Yield a span's error and our own attributes, but for the totals of a request."""
-    if span.has_failed:
-        yield error_text(span)
+def _about(span: Span) -> list[str]:
+    """Return a span's error and our own attributes, but for the totals of a request."""
+    said = [error_text(span)] if span.has_failed else []
     for key, value in span.attributes.items():
         if value and key.startswith(_OURS) and not span.is_request:
             unit = " ms" if key.endswith("_ms") else ""
             name = key.rpartition(".")[2].removesuffix("_ms").replace("_", " ")
-            yield f"{name} {value_text(value)}{unit}"
+            said.append(f"{name} {value_text(value)}{unit}")
+    return said

@@ -3,17 +3,17 @@
 import asyncio
 import shlex
 import signal
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
 from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
-from slipstream.cli.options import DEFAULT_TARGET
+from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
 from slipstream.cli.progress import bars, waiting
 from slipstream.config import load_config, traces_dir
 from slipstream.core.errors import UnsupportedCombination
@@ -22,81 +22,62 @@ from slipstream.options import option
 if TYPE_CHECKING:
     from slipstream.local.stack import Stack, StackPlan
 
-T = TypeVar("T")
 NO_PROCESS = ("ngram", "none")
 """Drafts that need no service of their own: the router drafts n-grams itself."""
 _NO_TRACES = ("", "none")
 
-Port = Annotated[int, typer.Option(help="Port of the router; 0 takes any free one.")]
-Http = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PORT", help="Also serve OpenAI's HTTP API at this port; 0 takes any free one."
-    ),
-]
-Traces = Annotated[
-    str | None,
-    typer.Option(
-        help="Directory for traces of all requests, which `slipstream trace` shows; or none.",
-        show_default="the cache directory's traces, unless a configuration names another place",
-    ),
-]
-
 
 @dataclass(frozen=True, slots=True)
-class StackFlags:
+class StackFlags(DraftFlags):
     """Models of the services, and how they run; services have defaults for what is not given."""
 
     model: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
-    draft: str = option(
-        "glide", "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."
-    )
-    dtype: str | None = option(
-        None, "auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or fp8 (GPUs)."
-    )
-    numerics: str | None = option(None, "auto, invariant or fast.")
-    threads: int | None = option(None, "CPU threads of target and draft, each.")
-    device: str | None = option(None, "cpu, cuda or cuda:N.")
-    profile: Path | None = option(
-        None, "Profile file of `slipstream calibrate`; default: the draft's own."
-    )
     config: Path | None = option(None, "TOML file with tables target, draft and router.")
     grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.")
+    port: int = option(50051, "Port of the router; 0 takes any free one.")
+    http: int | None = option(
+        None, "Also serve OpenAI's HTTP API at this port; 0 takes any free one.", metavar="PORT"
+    )
+    traces: str | None = option(
+        None,
+        "Directory for traces of all requests, which `slipstream trace` shows; or none.",
+        show_default="the cache directory's traces, unless a configuration names another place",
+    )
 
-    def plan(self, *, port: int) -> "StackPlan":
+    def plan(self) -> "StackPlan":
         """Return the flags of each service."""
         from slipstream.local.stack import StackPlan
 
-        file = self.file()
-        engine = (
-            *file,
-            *_given("dtype", self.dtype),
-            *_given("device", self.device),
-            *_given("threads", self.threads),
-        )
-        target = (*engine, "--model", self.model, *_given("numerics", self.numerics))
-        if self.draft in NO_PROCESS:
-            if self.profile is not None:
-                raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
-            router = (*file, "--drafter", self.draft)
-            return StackPlan(target, None, router, port, self.grace_s)
-        draft = (*engine, "--draft", self.draft, "--target-model", self.model)
-        draft += _given("profile", self.profile)
+        file, engine = self.flags("config"), self.flags("config", "dtype", "device", "threads")
+        target = (*engine, "--model", self.model, *self.flags("numerics"))
+        roles = {"target": target, "router": file}
         takes_turns = self.threads is None and self.device in (None, "cpu")
-        return StackPlan(target, draft, file, port, self.grace_s, takes_turns)
+        if self.draft not in NO_PROCESS:
+            draft = (*engine, "--draft", self.draft or "glide", "--target-model", self.model)
+            roles["draft"] = (*draft, *self.flags("profile"))
+        elif self.profile is not None:
+            raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
+        else:
+            roles["router"], takes_turns = (*file, "--drafter", self.draft), True
+        if self.http is not None:
+            roles["http"] = file
+        return StackPlan(roles, self.port, self.grace_s, takes_turns, self.http or 0)
 
-    def file(self) -> tuple[str, ...]:
-        """Return the flags that name the configuration file, which all services get."""
-        return _given("config", self.config)
+    def flags(self, *names: str) -> tuple[str, ...]:
+        """Return the flags of services for those of these options that are given."""
+        given = self.given()
+        return tuple(
+            part for name in names if name in given for part in (f"--{name}", str(given[name]))
+        )
 
     def fetch(self) -> None:
         """Fetch the models that are not on this machine, with a bar."""
         with bars() as progress:
-            fetch(self.model, self.draft, progress)
+            fetch(self.model, self.draft or "glide", progress)
 
 
 @with_flags
-def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Traces = None) -> None:
+def up(models: StackFlags) -> None:
     """Run target, draft and router on this machine, and with --http a front for OpenAI's clients.
 
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
@@ -105,9 +86,7 @@ def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Tra
     from slipstream.local.child import show
     from slipstream.local.stack import Stack
 
-    plan, directory = models.plan(port=port), traces_directory(traces, models.config)
-    if http is not None:
-        plan = replace(plan, http=models.file(), http_port=http)
+    plan, directory = models.plan(), traces_directory(models.traces, models.config)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
@@ -138,43 +117,26 @@ async def _run_until_signal(stack: "Stack", *, on_ready: Callable[[], None]) -> 
 
     `on_ready` is called first.
     """
-    signals = _Signals()
+    task = asyncio.current_task()
+    assert task is not None
+    _on_signals(task.cancel)
     try:
-        address = await signals.unless_sent(stack.start())
-        if address is not None:
+        with suppress(asyncio.CancelledError):
+            address = await stack.start()
             on_ready()
             typer.echo(f"ready {address}")
-            await signals.unless_sent(stack.watch())
+            await stack.watch()
     finally:
-        signals.sent.clear()
-        if await signals.unless_sent(_done(stack.stop())) is None:
+        try:
+            await stack.stop()
+        except asyncio.CancelledError:
+            _on_signals(lambda: None)
             await stack.stop(hurry=True)
 
 
-async def _done(work: Coroutine[Any, Any, None]) -> bool:
-    await work
-    return True
-
-
-class _Signals:
-    """SIGTERM and SIGINT as an event of the running loop."""
-
-    def __init__(self) -> None:
-        self.sent = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.sent.set)
-
-    async def unless_sent(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of the work; None when a signal comes first, which cancels it."""
-        task, sent = asyncio.create_task(work), asyncio.create_task(self.sent.wait())
-        await asyncio.wait({task, sent}, return_when=asyncio.FIRST_COMPLETED)
-        sent.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return None
+def _on_signals(action: Callable[[], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, action)
 
 
 def _hint(traces: Path | None) -> str | None:
@@ -182,7 +144,3 @@ def _hint(traces: Path | None) -> str | None:
         return None
     place = "" if traces == traces_dir() else f" --dir {shlex.quote(str(traces))}"
     return f"traces are kept in {traces}; `slipstream trace --last{place}` shows the last request"
-
-
-def _given(name: str, value: object) -> tuple[str, ...]:
-    return () if value is None else (f"--{name}", str(value))

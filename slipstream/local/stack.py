@@ -6,7 +6,7 @@ end of another process ends all.
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,19 +32,18 @@ telemetry, to a collector that may not answer."""
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """Flags of each service but for the addresses of the others. `draft` None starts none."""
+    """The services by role, each with its flags but for the addresses of the others.
 
-    target: tuple[str, ...] = ()
-    draft: tuple[str, ...] | None = ()
-    router: tuple[str, ...] = ()
+    Those of `target` and `router` are needed; `draft` and `http` start where they are there.
+    """
+
+    flags: Mapping[str, tuple[str, ...]]
     port: int = option(0, "Port of the router; 0 takes any that is free.", least=0, most=65535)
     grace_s: float = option(
         30.0, "Time for requests in flight when the services are to stop.", least=0, most=3600
     )
     takes_turns: bool = True
     """True if draft and target each use all the cores of this machine."""
-    http: tuple[str, ...] | None = None
-    """Flags of the HTTP front; None starts none."""
     http_port: int = option(0, "Port of the front.", least=0, most=65535)
 
     def __post_init__(self) -> None:
@@ -52,11 +51,8 @@ class StackPlan:
 
     def traced(self, directory: Path) -> "StackPlan":
         """Return the plan with all requests traced, to files in a directory."""
-        flags = ("--traces", f"file:{directory}", "--trace-ratio", "1")
-        draft = None if self.draft is None else (*flags, *self.draft)
-        http = None if self.http is None else (*flags, *self.http)
-        target, router = (*flags, *self.target), (*flags, *self.router)
-        return replace(self, target=target, draft=draft, router=router, http=http)
+        traces = ("--traces", f"file:{directory}", "--trace-ratio", "1")
+        return replace(self, flags={role: (*traces, *own) for role, own in self.flags.items()})
 
 
 class Stack:
@@ -78,22 +74,18 @@ class Stack:
         load, and `ServiceError` for a port that is in use, before anything loads.
         """
         _require_free("router", self._plan.port)
-        if self._plan.http is not None:
+        if HTTP in self._plan.flags:
             _require_free(HTTP, self._plan.http_port)
-        engines = [await self._launch("target", ANY_PORT, self._plan.target)]
-        if self._plan.draft is not None:
-            engines.append(await self._launch("draft", ANY_PORT, self._plan.draft))
+        roles = [role for role in ("target", "draft") if role in self._plan.flags]
+        engines = [await self._launch(role, ANY_PORT) for role in roles]
         places = zip(engines, await self._ready(*engines), strict=True)
         flags = [part for engine, address in places for part in (f"--{engine.name}s", address)]
         listen = f"127.0.0.1:{self._plan.port}"
-        router = await self._launch("router", listen, (*flags, *self._plan.router))
+        router = await self._launch("router", listen, *flags)
         (address,) = await self._ready(router)
-        if self._plan.http is not None:
+        if HTTP in self._plan.flags:
             listen = f"127.0.0.1:{self._plan.http_port}"
-            http = await self._launch(
-                HTTP, listen, ("--router", address, "--page", *self._plan.http)
-            )
-            await self._ready(http)
+            await self._ready(await self._launch(HTTP, listen, "--router", address, "--page"))
         return address
 
     async def watch(self) -> None:
@@ -145,7 +137,7 @@ class Stack:
         raise ServiceError(f"the {child.name} {child.exit_text()}, so everything stops")
 
     async def _keep_draft(self) -> None:
-        if self._plan.draft is None:
+        if "draft" not in self._plan.flags:
             return
         address = await self._children["draft"].ready()  # the address that the router has
         pause_s = FIRST_PAUSE_S
@@ -154,17 +146,16 @@ class Stack:
             ended = self._children["draft"].exit_text()
             self._on_line("draft", f"{ended}; it is started again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
-            draft = await self._launch("draft", address, self._plan.draft)
+            draft = await self._launch("draft", address)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             with suppress(InvalidRequest, ServiceError):
                 await draft.ready()
                 pause_s = FIRST_PAUSE_S
 
-    async def _launch(self, role: str, address: str, flags: Sequence[str]) -> Child:
+    async def _launch(self, role: str, address: str, *flags: str) -> Child:
         """Start a service, also when this is cancelled: `stop` must know of the process."""
-        launching = asyncio.create_task(self._launched(role, address, flags))
-        self._launching = launching
-        return await asyncio.shield(launching)
+        self._launching = asyncio.create_task(self._launched(role, address, flags))
+        return await asyncio.shield(self._launching)
 
     async def _launched(self, role: str, address: str, flags: Sequence[str]) -> Child:
         takes_turns = self._plan.takes_turns and role in ("target", "draft")
@@ -174,7 +165,7 @@ class Stack:
         child = await start_child(
             role,
             "slipstream_gateway" if role == HTTP else f"slipstream_{role}",
-            [*common, *flags],
+            [*common, *flags, *self._plan.flags[role]],
             on_line=self._on_line,
             defaults=_TAKING_TURNS if takes_turns else None,
         )

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from opentelemetry import trace
 
 from slipstream.core.errors import SlipstreamError
+from slipstream.telemetry.traces import printable
 
 _OURS = "slipstream"
 _SAFE_ERRORS = (SlipstreamError, OSError, RuntimeError, MemoryError)
@@ -66,7 +67,7 @@ class TextLines(logging.Formatter):
         ids = "".join(f" {name}={value}" for name, value in _ids().items())
         head = f"{self.formatTime(record)} {record.levelname} {record.name}"
         parts = (f"{head} {_message(record)}{ids}", *_details(record).values())
-        return _one_line("\n".join(parts))
+        return printable("\n".join(parts))
 
 
 class JsonLines(logging.Formatter):
@@ -119,16 +120,6 @@ def _message(record: logging.LogRecord) -> str:
     except Exception as error:
         text = record.msg if isinstance(record.msg, str) else type(record.msg).__qualname__
         return f"a message that can't be made of its values ({type(error).__name__}): {text}"
-
-
-def _one_line(text: str) -> str:
-    """Return the text with escapes for line ends, control and invisible characters."""
-    if text.isprintable():
-        return text
-    shown = (
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-    return "".join(shown)
 
 
 def _error_lines(error: BaseException, seen: set[int]) -> Iterator[str]:

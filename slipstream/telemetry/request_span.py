@@ -5,7 +5,7 @@ the times that were taken anyway, so that a request that is not traced pays for 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from opentelemetry.context import Context, attach
@@ -32,9 +32,7 @@ class RequestSpan:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin the SERVER span of a request that has arrived, below the carrier's, if any."""
-        self._tracer = telemetry.tracer
-        self.clock = clock
-        self._timeline = Timeline(clock)
+        self._tracer, self.clock, self._timeline = telemetry.tracer, clock, Timeline(clock)
         self.span = self._tracer.start_span(
             name,
             parent_of(carrier) or Context(),
@@ -45,11 +43,6 @@ class RequestSpan:
         self.is_traced = self.span.is_recording()
         self._spent: dict[str, float] = {}
         self._begun: dict[str, float] = {}
-
-    @property
-    def spent(self) -> Mapping[str, float]:
-        """Seconds by stage, so far."""
-        return self._spent
 
     def become_current(self) -> None:
         """Be the current span of this task and of those it starts. It ends with the task."""
@@ -99,26 +92,19 @@ class RequestSpan:
     def finish(
         self, span: Span, end_s: float, attributes: Attributes, error: BaseException | None
     ) -> None:
-        """End a child."""
+        """End a child, or the request's own span."""
         span.set_attributes(attributes)
         if error is not None:
             record_error(span, error)
         span.end(self._timeline.ns(end_s))
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Set attributes."""
-        if self.is_traced:
-            self.span.set_attributes(attributes)
+        """Set attributes, where the request is traced."""
+        self.span.set_attributes(attributes)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request and all that has begun."""
         for stage in tuple(self._begun):
             self.ends(stage)
-        if not self.is_traced:
-            return
-        self.set_attributes(
-            {_STAGE.format(name): 1000 * spent for name, spent in self._spent.items()}
-        )
-        if error is not None:
-            record_error(self.span, error)
-        self.span.end(self._timeline.ns(self.clock()))
+        spent = {_STAGE.format(name): 1000 * spent for name, spent in self._spent.items()}
+        self.finish(self.span, self.clock(), spent, error)

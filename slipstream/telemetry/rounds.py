@@ -95,13 +95,12 @@ class RoundTracer:
 
     def _finish(self, round_: Round) -> None:
         request, last = self._request, round_.verifying or round_.proposing
-        for port in Port:
-            times = round_.proposing if port is Port.PROPOSE else round_.verifying
-            if times is None:
-                continue
-            about = proposal_attributes if port is Port.PROPOSE else verdict_attributes
-            request.finish(
-                self._calls[port], times[1], about(round_), round_.error if times == last else None
-            )
+        for port, times, about in (
+            (Port.PROPOSE, round_.proposing, proposal_attributes),
+            (Port.VERIFY, round_.verifying, verdict_attributes),
+        ):
+            if times is not None:
+                error = round_.error if times == last else None
+                request.finish(self._calls[port], times[1], about(round_), error)
         end_s = round_.start_s if last is None else last[1]
         request.finish(self._span, end_s, round_attributes(round_), round_.error)

@@ -12,8 +12,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
 
 import slipstream
 from slipstream.core.request.request import Generation
-from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result
-from slipstream.core.types import FinishReason
+from slipstream.core.request.results import Chunk, Result
 from slipstream.telemetry.attributes import (
     prompt_attributes,
     request_attributes,
@@ -80,11 +79,11 @@ class SdkSpan:
             elapsed_s = time.perf_counter() - self._began_s
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", elapsed_s)
         self._num_tokens += len(chunk.token_ids)
-        self._record(chunk.prompt, chunk.finish_reason, chunk.stats)
+        self._record(chunk)
 
     def record_result(self, result: Result) -> None:
         """Record all of the answer at once, which ends the span."""
-        self._record(result.prompt, result.finish_reason, result.stats)
+        self._record(result)
 
     def record_error(self, error: BaseException) -> None:
         """End the span with an error. A request that its caller gives up is no failure."""
@@ -98,12 +97,11 @@ class SdkSpan:
         """End the span of a stream that is read no further."""
         self.record_error(GeneratorExit())
 
-    def _record(
-        self, prompt: PromptInfo | None, reason: FinishReason | None, stats: RequestStats | None
-    ) -> None:
-        if prompt is not None:
-            self._span.set_attributes(prompt_attributes(prompt))
-        if reason is not None and stats is not None:
-            self._span.set_attributes(stats_attributes(reason, stats))
-        if reason is not None:
-            self._span.end()
+    def _record(self, part: Chunk | Result) -> None:
+        if part.prompt is not None:
+            self._span.set_attributes(prompt_attributes(part.prompt))
+        if part.finish_reason is None:
+            return
+        if part.stats is not None:
+            self._span.set_attributes(stats_attributes(part.finish_reason, part.stats))
+        self._span.end()

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, use_span
 from opentelemetry.trace import set_span_in_context as in_context
@@ -34,13 +35,13 @@ def record_error(span: Span, error: BaseException) -> None:
     span.set_status(Status(StatusCode.ERROR, str(error) if is_public else None))
 
 
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The span of a reply on its way."""
 
-    def __init__(self, tracer: Tracer, span: Span, timeline: Timeline) -> None:
-        self._tracer = tracer
-        self._timeline = timeline
-        self.span = span
+    span: Span
+    tracer: Tracer
+    timeline: Timeline
 
     def set(self, attributes: Attributes) -> None:
         """Set attributes."""
@@ -48,12 +49,9 @@ class Reply:
 
     def part(self, name: str, start_s: float, end_s: float) -> None:
         """Add a child that is over already, between two times of the clock."""
-        child = self._tracer.start_span(
-            name,
-            in_context(self.span),
-            start_time=self._timeline.ns(start_s),
-        )
-        child.end(self._timeline.ns(max(end_s, start_s)))
+        start_ns = self.timeline.ns(start_s)
+        child = self.tracer.start_span(name, in_context(self.span), start_time=start_ns)
+        child.end(self.timeline.ns(max(end_s, start_s)))
 
 
 class Replies:
@@ -64,11 +62,7 @@ class Replies:
         self._clock = clock
 
     @contextmanager
-    def answering(
-        self,
-        name: str,
-        carrier: Carrier | None,
-    ) -> Iterator[Reply | None]:
+    def answering(self, name: str, carrier: Carrier | None) -> Iterator[Reply | None]:
         """A span around a reply, current meanwhile; None where the message is not traced.
 
         An error that passes is its status.
@@ -83,7 +77,7 @@ class Replies:
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=start_ns)
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
-                yield Reply(self._tracer, span, timeline)
+                yield Reply(span, self._tracer, timeline)
         except BaseException as error:
             record_error(span, error)
             raise

@@ -91,6 +91,13 @@ class Trace:
         return min(1.0, sum(self.stages().values()) / wall_ms) if wall_ms > 0 else 1.0
 
 
+def printable(text: str) -> str:
+    """Return the text with escapes for line ends, control and invisible characters."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def find_trace(spans: Iterable[Span], request_id: str | None) -> Trace | None:
     """Return the trace of a request's last attempt; without an id, of what ended last."""
     spans = tuple(spans)

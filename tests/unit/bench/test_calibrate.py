@@ -189,7 +189,7 @@ def test_commands_take_a_profile_where_they_choose_a_draft(files, out, tmp_path,
     missing = str(tmp_path / "none.json")
     assert exit_code(["generate", *options, "--profile", missing, "abab"]) == 2
     assert "none.json can't be read" in capsys.readouterr().err
-    assert StackFlags("m", profile=out).plan(port=0).draft[-2:] == ("--profile", str(out))
+    assert StackFlags(profile=out).plan().flags["draft"][-2:] == ("--profile", str(out))
 
 
 def test_a_profile_deeper_than_the_draft_was_trained_for_is_refused(files, out):

@@ -61,12 +61,13 @@ def test_up_refuses_nonsense_before_it_starts_anything(flags, reason, capsys):
 
 
 def test_up_gives_every_service_its_part_and_leaves_the_rest_to_it():
-    plan = StackFlags("m", "vanilla:d", numerics="fast", threads=2, config=Path("f")).plan(port=7)
+    given = {"draft": "vanilla:d", "numerics": "fast", "threads": 2, "config": Path("f")}
+    plan = StackFlags(model="m", port=7, **given).plan()
     common = ("--config", "f", "--threads", "2")
-    assert plan.target == (*common, "--model", "m", "--numerics", "fast")
-    assert plan.draft == (*common, "--draft", "vanilla:d", "--target-model", "m")
-    assert (plan.router, plan.port) == (("--config", "f"), 7)
-    assert StackFlags("m").plan(port=0).target == ("--model", "m")
+    assert plan.flags["target"] == (*common, "--model", "m", "--numerics", "fast")
+    assert plan.flags["draft"] == (*common, "--draft", "vanilla:d", "--target-model", "m")
+    assert (plan.flags["router"], plan.port) == (("--config", "f"), 7)
+    assert StackFlags(model="m").plan().flags["target"] == ("--model", "m")
 
 
 BAD_ROUTER = [

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.trace_view import page, printable, rows, summary
+from slipstream.cli.trace_view import page, rows, summary
 from slipstream.cli.up import traces_directory
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.traces import find_trace, read_spans
+from slipstream.telemetry.traces import find_trace, printable, read_spans
 from support.commands import refusal
 from support.telemetry.sample_traces import START_NS, write_trace
 
