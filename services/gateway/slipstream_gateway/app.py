@@ -114,8 +114,7 @@ class Routes:
             if not body.stream:
                 result = await unless_gone(request.receive, job.result(client))
                 answer = job.answer(result.prompt, int(self._wall_s()))
-                answer.push(result.text, result.logprobs)
-                answer.end(result.finish_reason, result.stats)
+                answer.push(result)
                 return json_response(answer.whole, headers=headers)
             events = job.events(client, self._wall_s)
             return await self._streamed(request, events, headers, refused_event)

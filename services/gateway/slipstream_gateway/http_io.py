@@ -186,18 +186,6 @@ class EventStream(Response):
                 await asyncio.sleep(left_s)
 
 
-async def with_errors(
-    events: AsyncGenerator[bytes, None], last: Callable[[SlipstreamError], bytes]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events, and the last one of an error that ends them."""
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except SlipstreamError as error:
-            yield last(error)
-
-
 class ChunkEvents:
     """The events of an answer of one choice or more, `n` to each prompt. With `include_usage` the
     last has the figures, and no text; with running counts all have some."""
@@ -212,28 +200,28 @@ class ChunkEvents:
         self._n = n
         self._num_prompt = self._num_output = 0
 
-    def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
-        """Return the events; an error becomes the last one. Closing them ends the requests."""
-        return with_errors(self._all(streams), error_event)
-
-    async def _all(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
+    async def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
+        """Yield the events; an error becomes the last one. Closing them ends the requests."""
         choices = [self._style.choice(index, stream.prompt) for index, stream in enumerate(streams)]
         self._num_prompt = sum(stream.prompt.num_prompt_tokens for stream in streams[:: self._n])
         openings = [opening for choice in choices if (opening := choice.opening())]
-        yield b"".join(map(self._object, openings))
         stats: dict[int, RequestStats] = {}
-        async with aclosing(merged(streams)) as chunks:
-            async for index, chunk in chunks:
-                if chunk.stats is not None:
-                    stats[index] = chunk.stats
-                yield self._events(choices[index], chunk, stats, len(choices))
-        yield DONE
+        try:
+            async with aclosing(merged(streams)) as chunks:
+                yield b"".join(map(self._object, openings))
+                async for index, chunk in chunks:
+                    yield self._events(choices, index, chunk, stats)
+            yield DONE
+        except SlipstreamError as error:
+            yield error_event(error)
 
     def _events(
-        self, choice: Choice, chunk: Chunk, stats: Mapping[int, RequestStats], num_choices: int
+        self, choices: Sequence[Choice], index: int, chunk: Chunk, stats: dict[int, RequestStats]
     ) -> bytes:
         """Return no event, one or more; with the last of all choices, their figures."""
-        found: list[Json] = []
+        choice, found = choices[index], list[Json]()
+        if chunk.stats is not None:
+            stats[index] = chunk.stats
         self._num_output += len(chunk.token_ids)
         if chunk.text or chunk.logprobs:
             found += choice.chunk(chunk.text, chunk.logprobs)
@@ -241,7 +229,7 @@ class ChunkEvents:
             found += choice.ending(chunk.finish_reason)
         events = [self._object(**rounds_json(chunk.rounds))] if chunk.rounds else []
         events += map(self._object, found)
-        if len(stats) == num_choices:
+        if len(stats) == len(choices):
             known = [stats[index] for index in sorted(stats)]
             figures = {"metrics": metrics(known)}
             if self._include_usage:
