@@ -38,6 +38,7 @@ _PARAMETERS = {
     *("tools", "tool_choice"),
     *(field.name for field in fields(SamplingParams)),
 }
+NO_PARAMETER = "is no parameter of this server"
 _NOWHERE: Mapping[str, str] = {}
 _PLACE = re.compile(r"(\w+)[\w.\[\]]*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -67,6 +68,11 @@ class HttpError(Exception):
         kind = _TYPES.get(self.status, kind)
         about = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": about}
+
+
+def refused(place: str, why: str, code: str = "invalid_value") -> HttpError:
+    """Return the error of what is wrong at a place in a body."""
+    return HttpError(f"{place} {why}", code=code, param=place)
 
 
 def http_error(error: SlipstreamError, places: Mapping[str, str] = _NOWHERE) -> HttpError:
@@ -201,8 +207,7 @@ def parameters_of(body: Mapping[str, Any], known: Set[str], place: str = "") -> 
         if value is None or (not is_known and _is_without_effect(path, value)):
             continue
         if not place and not is_known:
-            message = f"{path[:80]} is no parameter of this server"
-            raise HttpError(message, code="unknown_parameter", param=path[:80])
+            raise refused(path[:80], NO_PARAMETER, "unknown_parameter")
         kept[name] = value
     return kept
 
@@ -218,8 +223,8 @@ def _is_without_effect(name: str, value: object) -> bool:
     if any((type(value) is bool) == (type(it) is bool) and value == it for it in values):
         return True
     only = " or ".join(map(shown, values)) or "left out"
-    why = f"{name} can't be honoured here; it may only be {only}"
-    raise HttpError(why, code="unsupported_parameter", param=name)
+    why = f"can't be honoured here; it may only be {only}"
+    raise refused(name, why, "unsupported_parameter")
 
 
 def shown(value: object) -> str:

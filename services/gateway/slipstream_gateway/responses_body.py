@@ -11,7 +11,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
 from slipstream_gateway.body import ChatRequest, SamplingRequest, Whole, validated
-from slipstream_gateway.errors import HttpError, http_error
+from slipstream_gateway.errors import HttpError, http_error, refused
 from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
 
 _OBJECT: dict[str, Any] = {"type": "object"}
@@ -81,14 +81,9 @@ class ResponsesRequest(SamplingRequest):
             return None
         parts = _ID.fullmatch(name)
         if parts is None:
-            raise HttpError(
-                "previous_response_id is no id of a response of this server",
-                param="previous_response_id",
-            )
+            raise refused("previous_response_id", "is no id of a response of this server")
         if not self.store:
-            raise HttpError(
-                "store is false, but what continues a response is stored", param="store"
-            )
+            raise refused("store", "is false, but what continues a response is stored")
         earlier = EarlierResponse(*parts.groups())
         if earlier.setting != self.setting:
             raise HttpError(
@@ -131,8 +126,7 @@ class ResponsesRequest(SamplingRequest):
         if form is None or form.type != "json_schema":
             return {"type": "text" if form is None else form.type}
         if form.value is None:
-            place = "text.format.schema"
-            raise HttpError(f"{place} is needed", code="missing_parameter", param=place)
+            raise refused("text.format.schema", "is needed", "missing_parameter")
         return {"type": form.type, "json_schema": {"name": form.name, "schema": form.value}}
 
 
@@ -141,7 +135,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
-        raise HttpError("input must be a text or a list of items", param="input")
+        raise refused("input", "must be a text or a list of items")
     check_num_parts(len(given))
     messages: list[dict[str, Any]] = []
     thoughts = ""
@@ -174,11 +168,11 @@ def _add(messages: list[dict[str, Any]], found: dict[str, Any]) -> None:
 def _message(item: Any, place: str) -> dict[str, Any]:
     """Return an item as a message, or as reasoning without a role."""
     if not isinstance(item, Mapping):
-        raise _refused(place, "must be an object")
+        raise refused(place, "must be an object")
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "message":
         if item.get("role") not in ("system", "developer", "user", "assistant"):
-            raise _refused(f"{place}.role", "must be system, developer, user or assistant")
+            raise refused(f"{place}.role", "must be system, developer, user or assistant")
         return {"role": item["role"], "content": _text(item, "content", place)}
     if kind == "reasoning":
         return {"reasoning_content": _thoughts(item)}
@@ -188,9 +182,9 @@ def _message(item: Any, place: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": call_id, "content": _text(item, "output", place)}
     if kind != "function_call":
         known = "message, reasoning, function_call or function_call_output"
-        raise _refused(f"{place}.type", f"must be {known}; other items can't be read")
+        raise refused(f"{place}.type", f"must be {known}; other items can't be read")
     if not isinstance(item.get("name"), str):
-        raise _refused(f"{place}.name", "must be the function's name")
+        raise refused(f"{place}.name", "must be the function's name")
     function = {"name": item["name"], "arguments": arguments_text(item.get("arguments"))}
     calls = [{"id": item.get("call_id") or item.get("id"), "function": function}]
     return {"role": "assistant", "content": "", "tool_calls": calls}
@@ -209,7 +203,3 @@ def _thoughts(item: Mapping[str, Any]) -> str:
         if text := "\n".join(text for text in texts if isinstance(text, str)):
             return text
     return ""
-
-
-def _refused(place: str, why: str) -> HttpError:
-    return HttpError(f"{place} {why}", param=place)
