@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
@@ -30,7 +30,10 @@ COMPLETION_MAX_TOKENS = 16
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
-_SAMPLING = {field.name for field in fields(SamplingParams)} - {"logit_bias", "seed"}
+_SAMPLING = {
+    *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+}
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
