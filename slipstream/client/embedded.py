@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -172,17 +173,12 @@ class AsyncEmbedded(Embedded):
     ) -> Self:
         """Load both models by name; blocks until they are. See `Embedded.load`."""
         thread = EngineThread("slipstream-engine")
-
-        def load() -> tuple[Engine, Drafter]:
-            engine = Engine.load(target, options)
-            return engine, engine.drafter(draft, profile=profile)
-
         try:
-            engine, drafter = thread.call(load)
+            loaded = thread.call(partial(Embedded.load, target, draft, options, profile=profile))
         except BaseException:
             thread.close()
             raise
-        return cls(engine, drafter, thread)
+        return cls(loaded.engine, loaded.drafter, thread)
 
     def stream(self, call: ClientCall) -> ChunkSource:
         return _BatchedStream(self, call)
