@@ -100,14 +100,7 @@ class _ClientBase:
         from slipstream.client.embedded import AsyncEmbedded, Embedded
         from slipstream.client.engine import EngineOptions
 
-        options = EngineOptions(
-            dtype,
-            numerics,
-            threads,
-            device,
-            kv_memory,
-            ngrams=str(ngrams),
-        )
+        options = EngineOptions(dtype, numerics, threads, device, kv_memory, ngrams=str(ngrams))
         engines = Embedded if cls._is_blocking else AsyncEmbedded
         path = None if profile is None else Path(profile)
         return cls.of(engines.load(target, draft, options, profile=path))

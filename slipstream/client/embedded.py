@@ -15,12 +15,7 @@ from typing import Self
 
 from slipstream.client.backend import AsyncChunkStream, ChunkSource
 from slipstream.client.call import ClientCall, late
-from slipstream.client.embedded_session import (
-    Answer,
-    EmbeddedSession,
-    EnginePorts,
-    process_leases,
-)
+from slipstream.client.embedded_session import Answer, EmbeddedSession, EnginePorts, process_leases
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core import errors
 from slipstream.core.inline import finished

@@ -131,13 +131,7 @@ class EmbeddedSession:
             finished(journal.close(target=None, draft=None))
             raise
         journal.open(request.tokens, Opening.of(request, self._engine.tokenizer_hash))
-        run = Run(
-            self._ports,
-            request,
-            text=self._engine.text,
-            clock=self._clock,
-            journal=journal,
-        )
+        run = Run(self._ports, request, text=self._engine.text, clock=self._clock, journal=journal)
 
         async def end() -> None:
             await journal.close(target=None, draft=None)

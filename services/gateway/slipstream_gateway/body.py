@@ -245,8 +245,8 @@ def _place(path: Sequence[str | int]) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
-    """Return the parameters of a body of this kind that have an effect.
+def read_as(kind: type[R], body: bytes) -> R:
+    """Return the request that a body is: its parameters that have an effect.
 
     Raises `HttpError`, naming the one that can't be honoured; null is the same as leaving one out.
     """
@@ -258,12 +258,7 @@ def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
         raise HttpError(f"the body is not JSON ({reason})", code="invalid_json") from None
     if not isinstance(values, dict):
         raise HttpError("the body must be a JSON object", code="invalid_json")
-    return parameters_of(values, kind.model_fields.keys())
-
-
-def read_as(kind: type[R], body: bytes) -> R:
-    """Return the request that a body is. Raises `HttpError`."""
-    return validated(kind, parameters(kind, body))
+    return validated(kind, parameters_of(values, kind.model_fields.keys()))
 
 
 def _check_structure(body: bytes) -> None:

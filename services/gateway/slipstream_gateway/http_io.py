@@ -10,12 +10,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from slipstream.client import Chunk, RequestStats
+from slipstream.client import AsyncChunkStream, Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
-from slipstream_gateway.body import StreamOptions
+from slipstream_gateway.body import SharedRequest
 from slipstream_gateway.chat import ChatChoice, ChatFormat
-from slipstream_gateway.choices import OpenStream, merged
+from slipstream_gateway.choices import merged, opened
 from slipstream_gateway.errors import HttpError, http_error
 from slipstream_gateway.responses import (
     CompletionChoice,
@@ -191,17 +191,21 @@ class ChunkEvents:
     last has the figures, and no text; with running counts all have some."""
 
     def __init__(
-        self, style: ApiFormat, envelope: Envelope, options: StreamOptions, *, n: int = 1
+        self, style: ApiFormat, envelope: Callable[[str], Envelope], body: SharedRequest
     ) -> None:
+        """`envelope` returns that of all events, by their model."""
         self._style = style
-        self._envelope = envelope
+        self._envelope_of = envelope
+        options, self._n = body.stream_options, body.n
         self._include_usage = options.include_usage
         self._counts_on = options.include_usage and options.continuous_usage_stats
-        self._n = n
         self._num_prompt = self._num_output = 0
 
-    async def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
-        """Yield the events; an error becomes the last one. Closing them ends the requests."""
+    async def of(self, given: Sequence[AsyncChunkStream]) -> AsyncGenerator[bytes, None]:
+        """Yield the events; an error after the first becomes the last one. Closing them ends the
+        requests."""
+        streams = await opened(*given)
+        self._envelope = self._envelope_of(streams[0].prompt.model)
         choices = [self._style.choice(index, stream.prompt) for index, stream in enumerate(streams)]
         self._num_prompt = sum(stream.prompt.num_prompt_tokens for stream in streams[:: self._n])
         openings = [opening for choice in choices if (opening := choice.opening())]

@@ -186,10 +186,10 @@ class ResponseJob:
         )
         self._use = tool_use(self.options, is_single=not body.parallel_tool_calls)
         if self._earlier is not None:
-            self.options["after"] = self._earlier.request_id
+            self.options["after"] = self._earlier["request"]
             _keep_tools(self.options)
         named = hashlib.sha256(f"{token}/{request_id}".encode()).hexdigest()[:32]
-        self._session_id = named if self._earlier is None else self._earlier.session_id
+        self._session_id = named if self._earlier is None else self._earlier["session"]
 
     async def result(self, client: AsyncClient) -> Result:
         """Return the whole answer."""

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -15,16 +15,10 @@ from slipstream_gateway.errors import HttpError, http_error, refused
 from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
 
 _OBJECT: dict[str, Any] = {"type": "object"}
-_ID = re.compile(r"resp_([0-9a-f]{32})_([0-9a-f]{8})_([ -~]{1,128})")
-
-
-class EarlierResponse(NamedTuple):
-    """Parts of a response's id: its session, a digest of its tools and instructions, and the
-    request that made it."""
-
-    session_id: str
-    setting: str
-    request_id: str
+_ID = re.compile(
+    "resp_(?P<session>[0-9a-f]{32})_(?P<setting>[0-9a-f]{8})_(?P<request>[ -~]{1,128})"
+)
+"""A response's id: its session, a digest of its tools and instructions, and its request."""
 
 
 class TextFormat(StrictModel):
@@ -60,8 +54,7 @@ class ResponsesRequest(SamplingRequest):
     """The body of POST /v1/responses."""
 
     input: Annotated[
-        Any,
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]}),
+        Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]})
     ]
     instructions: str | None = None
     max_output_tokens: Whole | None = None
@@ -74,18 +67,18 @@ class ResponsesRequest(SamplingRequest):
     previous_response_id: str | None = None
     store: bool = True
 
-    def earlier(self) -> EarlierResponse | None:
-        """Return the response that this one continues. Raises `HttpError`."""
+    def earlier(self) -> re.Match[str] | None:
+        """Return the session, setting and request of the response that this one continues. Raises
+        `HttpError`."""
         name = self.previous_response_id
         if name is None:
             return None
-        parts = _ID.fullmatch(name)
-        if parts is None:
+        earlier = _ID.fullmatch(name)
+        if earlier is None:
             raise refused("previous_response_id", "is no id of a response of this server")
         if not self.store:
             raise refused("store", "is false, but what continues a response is stored")
-        earlier = EarlierResponse(*parts.groups())
-        if earlier.setting != self.setting:
+        if earlier["setting"] != self.setting:
             raise HttpError(
                 "instructions and tools must be those of the first response, whose session goes on",
                 param="previous_response_id",
@@ -107,17 +100,15 @@ class ResponsesRequest(SamplingRequest):
         form, instructions = self._format(), []
         if self.instructions and self.previous_response_id is None:
             instructions = [{"role": "system", "content": self.instructions}]
-        shared = self.model_dump(include=set(SamplingRequest.model_fields), exclude_unset=True)
+        same = {*SamplingRequest.model_fields, "tool_choice", "parallel_tool_calls"}
         values: dict[str, Any] = {
-            **shared,
+            **self.model_dump(include=same, exclude_unset=True),
             "messages": [*instructions, *_messages(self.input)],
             "max_tokens": self.max_output_tokens,
             "logprobs": bool(self.top_logprobs) or "message.output_text.logprobs" in self.include,
             "top_logprobs": self.top_logprobs or None,
             "tools": [{"function": tool.model_dump(exclude={"type"})} for tool in self.tools],
-            "tool_choice": self.tool_choice,
             "response_format": form,
-            "parallel_tool_calls": self.parallel_tool_calls,
         }
         return validated(ChatRequest, values)
 
