@@ -39,7 +39,6 @@ _PARAMETERS = {
     *(field.name for field in fields(SamplingParams)),
 }
 NO_PARAMETER = "is no parameter of this server"
-_NOWHERE: Mapping[str, str] = {}
 _PLACE = re.compile(r"(\w+)[\w.\[\]]*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -75,18 +74,19 @@ def refused(place: str, why: str, code: str = "invalid_value") -> HttpError:
     return HttpError(f"{place} {why}", code=code, param=place)
 
 
-def http_error(error: SlipstreamError, places: Mapping[str, str] = _NOWHERE) -> HttpError:
-    """Return an error of ours as it is over HTTP; `places` are those of the request's body."""
+def http_error(error: SlipstreamError, body: BaseModel | None = None) -> HttpError:
+    """Return an error of ours as it is over HTTP, with its place in the request's body."""
     status, code = next((status, code) for kind, status, code in TABLE if isinstance(error, kind))
     headers = {} if error.request_id is None else {"x-request-id": error.request_id}
     if isinstance(error, LimitExceeded) and error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     message = str(error) or "the service gave no reason"
+    places = {} if body is None else _places_in(body)
     message, param = _placed(message, places) if status == 400 else (message, None)
     return HttpError(message, code=code, param=param, status=status, headers=headers)
 
 
-def places_in(body: BaseModel) -> dict[str, str]:
+def _places_in(body: BaseModel) -> dict[str, str]:
     """Return places in a body by what the router's errors call them."""
     given, is_response = body.model_fields_set, "input" in body.model_fields_set
     prompt = next((name for name in ("input", "tokens", "prompt") if name in given), "messages")

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
@@ -164,18 +164,15 @@ def _left_out(body: SharedRequest) -> list[str]:
 
 
 def _grammar(body: SharedRequest) -> RequestOptions:
-    formatted: RequestOptions = {}
-    structured: RequestOptions = {}
-    if body.response_format is not None:
-        formatted = _formatted(body.response_format)
-    if body.structured_outputs is not None:
-        structured = _structured(body.structured_outputs)
+    formatted, structured = _formatted(body.response_format), _structured(body.structured_outputs)
     if formatted and structured:
         raise _together("response_format", "structured_outputs")
     return formatted or structured
 
 
-def _formatted(form: ResponseFormat) -> RequestOptions:
+def _formatted(form: ResponseFormat | None) -> RequestOptions:
+    if form is None:
+        return {}
     if (form.json_schema is not None) != (form.type == "json_schema"):
         why = "has a json_schema exactly where its type is json_schema"
         raise refused("response_format", why)
@@ -184,15 +181,13 @@ def _formatted(form: ResponseFormat) -> RequestOptions:
     return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.value}
 
 
-def _structured(form: StructuredOutputs) -> RequestOptions:
-    given = [it for it in (form.json_schema, form.regex, form.choice) if it is not None]
-    if not given:
-        return {}
+def _structured(form: StructuredOutputs | None) -> RequestOptions:
+    given: dict[str, Any] = {name: value for name, value in form or () if value is not None}
     if len(given) > 1:
         raise refused("structured_outputs", "may have one of json, regex and choice")
-    if form.json_schema is not None:
-        return {"json_schema": form.json_schema}
-    return {"regex": _one_of(form.choice or ()) if form.regex is None else form.regex}
+    if "choice" in given:
+        return {"regex": _one_of(given["choice"])}
+    return cast("RequestOptions", given)
 
 
 def _one_of(choices: Sequence[str]) -> str:
