@@ -31,8 +31,8 @@ BOUNDS = {
         *("gateway/app.py:responses", "gateway/app.py:tokenize", "gateway/app.py:_tokens"),
     ),
     "an answer: max_tokens of a request, and 128 answers": (
-        *("gateway/app.py:_answer", "gateway/app.py:detokenize", "gateway/http_io.py:_all"),
-        *("gateway/response_job.py:_events", "gateway/response_job.py:events"),
+        *("gateway/app.py:_answer", "gateway/app.py:detokenize", "gateway/http_io.py:of"),
+        "gateway/response_job.py:events",
     ),
     "a few facts of this server, and of each model": (
         *("gateway/app.py:health", "gateway/app.py:model", "gateway/app.py:models"),

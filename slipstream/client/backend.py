@@ -127,11 +127,34 @@ def blocking(
     return run
 
 
-class AsyncChunkStream:
-    """Chunks of one request, in order, for asyncio. Nothing is sent before the first is read.
+class AsyncClosing:
+    """A context that ends by closing."""
 
-    Reading it to its end, closing it, leaving its context or dropping it ends the request.
-    """
+    async def aclose(self) -> None:
+        """Close it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Closing:
+    """See `AsyncClosing`."""
+
+    def close(self) -> None:
+        """Close it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RequestStream:
+    """One request whose chunks are read one by one. Dropping it ends the request."""
 
     def __init__(
         self,
@@ -139,7 +162,7 @@ class AsyncChunkStream:
         *,
         request_id: str,
         telemetry: RequestTelemetry = NO_TELEMETRY,
-        on_start: "Callable[[AsyncChunkStream], None] | None" = None,
+        on_start: "Callable[[RequestStream], None] | None" = None,
     ) -> None:
         """`on_start` is called with the stream once the request is under way."""
         self.request_id = request_id
@@ -151,34 +174,23 @@ class AsyncChunkStream:
         self._is_started = False
         self._first: Chunk | None = None
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Chunk:
+    async def _next(self) -> Chunk | None:
         if not self._is_started:
             await self._start()
         if not self.is_open:
-            raise StopAsyncIteration
+            return None
         chunk, self._first = self._first, None
         if chunk is None:
             chunk = await self._ending_with(self._source.read())
         if chunk is None:
-            await self.aclose()
-            raise StopAsyncIteration
+            await self._end()
         return chunk
 
-    async def aclose(self) -> None:
-        """End the request, unless it has ended."""
+    async def _end(self) -> None:
         if self.is_open:
             self.is_open = False
             self._telemetry.record_cancelled()
             await self._source.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def __del__(self) -> None:
         self._cancel()
@@ -211,42 +223,42 @@ class AsyncChunkStream:
             self._source.cancel()
 
 
-class ChunkStream:
-    """Chunks of one request, in order.
+class AsyncChunkStream(RequestStream, AsyncClosing):
+    """Chunks of one request, in order, for asyncio. Nothing is sent before the first is read.
 
     Reading it to its end, closing it, leaving its context or dropping it ends the request.
     """
 
-    def __init__(self, chunks: AsyncChunkStream) -> None:
+    async def aclose(self) -> None:
+        """End the request, unless it has ended."""
+        await self._end()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if (chunk := await self._next()) is None:
+            raise StopAsyncIteration
+        return chunk
+
+
+class ChunkStream(RequestStream, Closing):
+    """Chunks of one request, in order. See `AsyncChunkStream`; this one blocks."""
+
+    close = blocking(AsyncChunkStream.aclose)
+
+    def __init__(self, *source: Any, **about: Any) -> None:
         """Send the request, whose source blocks. Raises what keeps it from starting."""
-        finished(chunks._start())
-        self._chunks = chunks
-
-    @property
-    def request_id(self) -> str:
-        """Return the name of the request."""
-        return self._chunks.request_id
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether there is more to read."""
-        return self._chunks.is_open
+        super().__init__(*source, **about)
+        finished(self._start())
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Chunk:
-        try:
-            return finished(self._chunks.__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        if (chunk := finished(self._next())) is None:
+            raise StopIteration
+        return chunk
 
-    def close(self) -> None:
-        """End the request, unless it has ended."""
-        finished(self._chunks.aclose())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+S = TypeVar("S", AsyncChunkStream, ChunkStream)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from slipstream.client.backend import (
     AsyncChunkStream,
+    AsyncClosing,
     Backend,
     ChunkStream,
     ClientContext,
+    Closing,
+    S,
     blocking,
 )
 from slipstream.client.call import (
@@ -24,7 +27,6 @@ from slipstream.client.call import (
     only_model,
 )
 from slipstream.client.session import AsyncClientSession, ClientSession
-from slipstream.core.inline import finished
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.request import Generation
@@ -98,14 +100,7 @@ class _ClientBase:
         from slipstream.client.embedded import AsyncEmbedded, Embedded
         from slipstream.client.engine import EngineOptions
 
-        options = EngineOptions(
-            dtype,
-            numerics,
-            threads,
-            device,
-            kv_memory,
-            ngrams=str(ngrams),
-        )
+        options = EngineOptions(dtype, numerics, threads, device, kv_memory, ngrams=str(ngrams))
         engines = Embedded if cls._is_blocking else AsyncEmbedded
         path = None if profile is None else Path(profile)
         return cls.of(engines.load(target, draft, options, profile=path))
@@ -124,13 +119,13 @@ class _ClientBase:
         client._context = context
         return client
 
-    def _stream(self, prompt: Prompt, options: RequestOptions) -> AsyncChunkStream:
+    def _stream(self, kind: type[S], prompt: Prompt, options: RequestOptions) -> S:
         call = self._context.call(prompt, options, is_stream=True)
         source = self._context.backend.stream(call)
-        return AsyncChunkStream(source, request_id=call.request_id, telemetry=call.telemetry)
+        return kind(source, request_id=call.request_id, telemetry=call.telemetry)
 
 
-class AsyncClient(_ClientBase):
+class AsyncClient(_ClientBase, AsyncClosing):
     """Generates text with a draft and a target: `AsyncClient(address)`, or `.embedded(...)`.
 
     Belongs to one event loop. Any number of its requests may run at once; on embedded engines they
@@ -168,7 +163,7 @@ class AsyncClient(_ClientBase):
         The request starts, and fails, with the first chunk. A stream that is not read to its end
         is cancelled when it is closed or dropped.
         """
-        return self._stream(prompt, options)
+        return self._stream(AsyncChunkStream, prompt, options)
 
     def session(self, session_id: str | None = None, *, is_new: bool = False) -> AsyncClientSession:
         """Return a conversation: each request continues the ones before, and their caches stay.
@@ -214,14 +209,8 @@ class AsyncClient(_ClientBase):
         """Refuse requests from now on, with `SessionClosed`; those that run are cancelled."""
         await self._context.backend.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-class Client(_ClientBase):
+class Client(_ClientBase, Closing):
     """Generates text with a draft and a target: `Client(address)`, or `Client.embedded(...)`.
 
     A client of a router may be shared by threads; an embedded one is for one thread at a time.
@@ -235,6 +224,7 @@ class Client(_ClientBase):
     model_info = blocking(AsyncClient.model_info)
     models = blocking(AsyncClient.models)
     server_info = blocking(AsyncClient.server_info)
+    close = blocking(AsyncClient.aclose)
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
         """Return chunks of text as they become final.
@@ -243,7 +233,7 @@ class Client(_ClientBase):
         default. Raises `InvalidRequest` and what else keeps a request from starting before it
         returns; a stream that is not read to its end is cancelled when it is closed or dropped.
         """
-        return ChunkStream(self._stream(prompt, options))
+        return self._stream(ChunkStream, prompt, options)
 
     def session(self, session_id: str | None = None, *, is_new: bool = False) -> ClientSession:
         """Return a conversation: each request continues the ones before, and their caches stay.
@@ -252,16 +242,6 @@ class Client(_ClientBase):
         begins under a random id.
         """
         return ClientSession(self._context, session_id, is_new=is_new)
-
-    def close(self) -> None:
-        """Refuse requests from now on, with `SessionClosed`; a router's calls are cancelled."""
-        finished(self._context.backend.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ApplicationTelemetry:

@@ -148,11 +148,7 @@ class BlockingChannel:
         self._channel = connect_sync(to.target, to.options)
         self._stub: Any = GenerationServiceStub(self._channel)
         self._closing = threading.Event()
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether it was closed."""
-        return self._closing.is_set()
+        self.is_closed = False
 
     async def call(self, method: str, request: object, **options: Any) -> Any:
         self._require_open()
@@ -178,6 +174,7 @@ class BlockingChannel:
         self._check_closed()
 
     async def aclose(self) -> None:
+        self.is_closed = True
         self._closing.set()
         self._channel.close()
 

@@ -9,17 +9,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from slipstream.client.backend import AsyncChunkStream, ChunkSource
 from slipstream.client.call import ClientCall, late
-from slipstream.client.embedded_session import (
-    Answer,
-    EmbeddedSession,
-    EnginePorts,
-    process_leases,
-)
+from slipstream.client.embedded_session import Answer, EmbeddedSession, EnginePorts, process_leases
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core import errors
 from slipstream.core.inline import finished
@@ -172,17 +168,12 @@ class AsyncEmbedded(Embedded):
     ) -> Self:
         """Load both models by name; blocks until they are. See `Embedded.load`."""
         thread = EngineThread("slipstream-engine")
-
-        def load() -> tuple[Engine, Drafter]:
-            engine = Engine.load(target, options)
-            return engine, engine.drafter(draft, profile=profile)
-
         try:
-            engine, drafter = thread.call(load)
+            loaded = thread.call(partial(Embedded.load, target, draft, options, profile=profile))
         except BaseException:
             thread.close()
             raise
-        return cls(engine, drafter, thread)
+        return cls(loaded.engine, loaded.drafter, thread)
 
     def stream(self, call: ClientCall) -> ChunkSource:
         return _BatchedStream(self, call)

@@ -69,7 +69,9 @@ class EnginePorts:
 class Answer:
     """One turn on its way. Read it to its end or not, but `end` it."""
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None], end: Callable[[], Awaitable[None]]):
+    def __init__(
+        self, chunks: AsyncGenerator[Chunk, None], end: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._chunks = chunks
         self._end = end
         self._is_over = False
@@ -83,7 +85,8 @@ class Answer:
         if not self._is_over:
             self._is_over = True
             await self._chunks.aclose()
-            await self._end()
+            if self._end is not None:
+                await self._end()
 
 
 class EmbeddedSession:
@@ -121,7 +124,8 @@ class EmbeddedSession:
         asked, journal = call.generation, taken.journal
         if journal is None:
             engine = self._engine
-            return _said_before(replayed(asked, taken.record, engine.facts, engine.text.decode))
+            said = replayed(asked, taken.record, engine.facts, engine.text.decode)
+            return Answer(_said_before(said))
         try:
             encode = partial(self._encode, asked)
             request = finished(
@@ -131,13 +135,7 @@ class EmbeddedSession:
             finished(journal.close(target=None, draft=None))
             raise
         journal.open(request.tokens, Opening.of(request, self._engine.tokenizer_hash))
-        run = Run(
-            self._ports,
-            request,
-            text=self._engine.text,
-            clock=self._clock,
-            journal=journal,
-        )
+        run = Run(self._ports, request, text=self._engine.text, clock=self._clock, journal=journal)
 
         async def end() -> None:
             await journal.close(target=None, draft=None)
@@ -184,12 +182,5 @@ def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> Fail
     return FailoverDraft(choose, failures, vocab_size=vocab_size)
 
 
-def _said_before(chunk: Chunk) -> Answer:
-
-    async def chunks() -> AsyncGenerator[Chunk, None]:
-        yield chunk
-
-    async def end() -> None:
-        """End nothing: nothing runs."""
-
-    return Answer(chunks(), end)
+async def _said_before(chunk: Chunk) -> AsyncGenerator[Chunk, None]:
+    yield chunk

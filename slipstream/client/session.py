@@ -4,14 +4,18 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Self, TypeVar, Unpack
+from typing import TypeVar, Unpack
 from weakref import WeakSet
 
 from slipstream.client.backend import (
     AsyncChunkStream,
+    AsyncClosing,
     ChunkSource,
     ChunkStream,
     ClientContext,
+    Closing,
+    RequestStream,
+    S,
     blocking,
 )
 from slipstream.client.call import ClientCall, RequestOptions, check_whole
@@ -45,7 +49,7 @@ class _SessionBase:
         self._is_begun = self._is_used = session_id is not None and not is_new
         self._is_known = False
         self._is_closed = False
-        self._streams: WeakSet[AsyncChunkStream] = WeakSet()
+        self._streams: WeakSet[RequestStream] = WeakSet()
 
     @property
     def session_id(self) -> str:
@@ -53,11 +57,11 @@ class _SessionBase:
         return self._session_id
 
     def _turn(
-        self, prompt: Prompt, options: RequestOptions, *, is_stream: bool
-    ) -> AsyncChunkStream:
+        self, kind: type[S], prompt: Prompt, options: RequestOptions, *, is_stream: bool
+    ) -> S:
         context = self._context
         call = context.call(prompt, options, is_stream=is_stream, session=self._ref())
-        return AsyncChunkStream(
+        return kind(
             _SessionTurn(self, call),
             request_id=call.request_id,
             telemetry=call.telemetry,
@@ -71,11 +75,11 @@ class _SessionBase:
         self._is_used = True
         return SessionRef(self.session_id, create=not self._is_begun)
 
-    def _begin(self, stream: AsyncChunkStream) -> None:
+    def _begin(self, stream: RequestStream) -> None:
         self._is_begun = self._is_known = True
         self._streams.add(stream)
 
-    def _running(self) -> list[AsyncChunkStream]:
+    def _running(self) -> list[RequestStream]:
         return [stream for stream in self._streams if stream.is_open]
 
     async def _retried(self, send: Callable[[], Awaitable[T]]) -> T:
@@ -136,36 +140,30 @@ class _SessionTurn:
         return await self._source.start()
 
 
-class AsyncClientSession(_SessionBase):
+class AsyncClientSession(_SessionBase, AsyncClosing):
     """Turns of one conversation. Close it, or use it as a context, to free its caches."""
 
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
         check_whole(options)
-        async with self._turn(prompt, options, is_stream=False) as stream:
+        async with self._turn(AsyncChunkStream, prompt, options, is_stream=False) as stream:
             return collected([chunk async for chunk in stream])
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
         """Run the next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        return self._turn(prompt, options, is_stream=True)
+        return self._turn(AsyncChunkStream, prompt, options, is_stream=True)
 
     async def aclose(self) -> None:
         """Forget the session and free its caches. To continue it later, leave it open."""
         was_open, self._is_closed = not self._is_closed, True
         if was_open and self._is_used:
             for stream in self._running():
-                await stream.aclose()
+                await stream._end()
             with suppress(SessionBusy):  # with a turn of a router that is gone: it passes in time
                 await self._retried(lambda: self._context.backend.end_session(self.session_id))
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-class ClientSession(_SessionBase):
+class ClientSession(_SessionBase, Closing):
     """Turns of one conversation. Close it, or use it as a context, to free its caches."""
 
     generate = blocking(AsyncClientSession.generate)
@@ -173,10 +171,4 @@ class ClientSession(_SessionBase):
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
         """Run the next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        return ChunkStream(self._turn(prompt, options, is_stream=True))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return self._turn(ChunkStream, prompt, options, is_stream=True)

@@ -68,11 +68,7 @@ def encode_answer(tokenizer: TextTokenizer, answer: str) -> tuple[int, ...]:
 
 
 def _rendered(
-    tokenizer: TextTokenizer,
-    content: str | Sequence[Message],
-    form: PromptForm,
-    *,
-    is_later: bool,
+    tokenizer: TextTokenizer, content: str | Sequence[Message], form: PromptForm, *, is_later: bool
 ) -> str:
     """Return messages by the chat template; of a later turn what follows the reply before it, of
     a reply that goes on what comes before its next token."""

@@ -146,15 +146,12 @@ def _in_form(message: Message, in_parts: Set[str]) -> Json:
 
 
 def _environment(now: Now) -> ImmutableSandboxedEnvironment:
-    def strftime_now(format: str) -> str:
-        return now().strftime(format)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = strftime_now
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     return environment

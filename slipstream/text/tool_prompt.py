@@ -51,11 +51,7 @@ def format_of(chat_template: str, chosen: str = AUTO_FORMAT) -> ToolFormat | Non
 
 def tool_json(tool: Tool) -> Json:
     """Return a tool as chat templates take it."""
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.schema,
-    }
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
     return {"type": "function", "function": function}
 
 
@@ -108,16 +104,12 @@ def _plain(message: Message) -> Json:
 
 
 def _call_text(call: Json) -> str:
-    name = json.dumps(call["function"]["name"], ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {_arguments(call)}}}\n</tool_call>'
+    function = call["function"]
+    name, arguments = json.dumps(function["name"], ensure_ascii=False), function["arguments"]
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def _value(call: Json, place: str) -> Any:
-    arguments = _arguments(call)
+    arguments = call["function"]["arguments"]
     value = shallow_json(arguments, f"the JSON of {place}")
     return value if isinstance(value, dict) else arguments
-
-
-def _arguments(call: Json) -> str:
-    arguments: str = call["function"]["arguments"]
-    return arguments

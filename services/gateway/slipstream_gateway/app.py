@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 import slipstream
-from slipstream.client import AsyncChunkStream, AsyncClient, ModelInfo, RequestOptions
+from slipstream.client import AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
 from slipstream.files import ReloadedFiles
 from slipstream.telemetry.carrier import carrier_in, within
@@ -26,7 +26,7 @@ from slipstream_gateway.body import (
     read_as,
 )
 from slipstream_gateway.chat import ChatFormat
-from slipstream_gateway.choices import opened, texts_of, together, without_output
+from slipstream_gateway.choices import texts_of, together, without_output
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.handlers import (
     HANDLERS,
@@ -114,8 +114,7 @@ class Routes:
             if not body.stream:
                 result = await unless_gone(request.receive, job.result(client))
                 answer = job.answer(result.prompt, int(self._wall_s()))
-                answer.push(result.text, result.logprobs)
-                answer.end(result.finish_reason, result.stats)
+                answer.push(result)
                 return json_response(answer.whole, headers=headers)
             events = job.events(client, self._wall_s)
             return await self._streamed(request, events, headers, refused_event)
@@ -192,7 +191,8 @@ class Routes:
         with within(carrier_in(request.headers)):
             if body.stream:
                 opening = [client.stream(prompt, **item) for prompt, item in answers]
-                events = self._chunk_events(body, style, request_id, opening)
+                envelope = partial(self._envelope, style, request_id)
+                events = ChunkEvents(style, envelope, body).of(opening)
                 return await self._streamed(request, events, headers, error_event)
             work = together([client.generate(prompt, **item) for prompt, item in answers])
             results = await unless_gone(request.receive, work)
@@ -222,20 +222,6 @@ class Routes:
         stream = EventStream(events, headers, keep_alive_s=pause_s, refused=refused)
         await stream.begin(request.receive)
         return stream
-
-    async def _chunk_events(
-        self,
-        body: ChatRequest | CompletionRequest,
-        style: ApiFormat,
-        request_id: str,
-        opening: list[AsyncChunkStream],
-    ) -> AsyncGenerator[bytes, None]:
-        streams = await opened(*opening)
-        envelope = self._envelope(style, request_id, streams[0].prompt.model)
-        chunks = ChunkEvents(style, envelope, body.stream_options, n=body.n)
-        async with aclosing(chunks.of(streams)) as events:
-            async for event in events:
-                yield event
 
     def _envelope(self, style: ApiFormat, request_id: str, model: str) -> Envelope:
         return Envelope(style.prefix + request_id, int(self._wall_s()), model)

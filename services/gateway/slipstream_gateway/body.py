@@ -10,7 +10,7 @@ from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.options import Mode
 from slipstream.core.request.prompt import MAX_MESSAGES, Prompt
 from slipstream.core.types import Shape, StopPolicy, Verification
-from slipstream_gateway.errors import HttpError, parameters_of
+from slipstream_gateway.errors import NO_PARAMETER, HttpError, parameters_of, refused
 from slipstream_gateway.messages import ChatMessage, FunctionTool, StrictModel, ToolChoice
 
 MAX_CHOICES = 16
@@ -39,8 +39,7 @@ def _prompts(value: Any) -> Any:
         raise PydanticCustomError("refused", "must be a text, token ids, or a list of these")
     for number, prompt in enumerate(prompts):
         if not prompt or not (isinstance(prompt, str) or _are_ids(prompt)):
-            place = f"prompt[{number}]"
-            raise HttpError(f"{place} must be a text or token ids, and not empty", param=place)
+            raise refused(f"prompt[{number}]", "must be a text or token ids, and not empty")
     return prompts
 
 
@@ -199,15 +198,14 @@ class TokenizeRequest(StrictModel):
         """Return the prompt. Raises `HttpError` where there is none."""
         is_raw, special = self.prompt is not None, self.add_special_tokens
         if special not in (None, is_raw):
-            name, only = "add_special_tokens", "true for prompt, and false for messages"
-            raise HttpError(f"{name} may only be {only}", param=name, code="unsupported_parameter")
+            why = "may only be true for prompt, and false for messages"
+            raise refused("add_special_tokens", why, "unsupported_parameter")
         if self.prompt is not None:
             if self.messages:
-                raise HttpError("messages and prompt are both given", param="messages")
+                raise refused("messages", "and prompt are both given")
             return self.prompt
         if not self.messages:
-            what = "prompt or messages is needed"
-            raise HttpError(what, code="missing_parameter", param="prompt")
+            raise refused("prompt", "or messages is needed", "missing_parameter")
         return [message.model_dump() for message in self.messages]
 
 
@@ -232,11 +230,9 @@ def validated(kind: type[R], values: Mapping[str, Any]) -> R:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = _place(fault["loc"])
     if fault["type"] == "missing":
-        raise HttpError(f"{place} is needed", code="missing_parameter", param=place)
+        raise refused(place, "is needed", "missing_parameter")
     if fault["type"] == "extra_forbidden":
-        raise HttpError(
-            f"{place} is no parameter of this server", code="unknown_parameter", param=place
-        )
+        raise refused(place, NO_PARAMETER, "unknown_parameter")
     message = fault["msg"].partition(" or instance of ")[0]
     starts = message.startswith("Input")
     message = message.replace("Input", place, 1) if starts else f"{place} {message}"
@@ -249,8 +245,8 @@ def _place(path: Sequence[str | int]) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
-    """Return the parameters of a body of this kind that have an effect.
+def read_as(kind: type[R], body: bytes) -> R:
+    """Return the request that a body is: its parameters that have an effect.
 
     Raises `HttpError`, naming the one that can't be honoured; null is the same as leaving one out.
     """
@@ -262,12 +258,7 @@ def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
         raise HttpError(f"the body is not JSON ({reason})", code="invalid_json") from None
     if not isinstance(values, dict):
         raise HttpError("the body must be a JSON object", code="invalid_json")
-    return parameters_of(values, kind.model_fields.keys())
-
-
-def read_as(kind: type[R], body: bytes) -> R:
-    """Return the request that a body is. Raises `HttpError`."""
-    return validated(kind, parameters(kind, body))
+    return validated(kind, parameters_of(values, kind.model_fields.keys()))
 
 
 def _check_structure(body: bytes) -> None:

@@ -73,12 +73,7 @@ class ChatChoice:
         }
 
     def _delta(self, delta: Json, logprobs: Json | None = None) -> Json:
-        return {
-            "index": self._index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": None,
-        }
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def _deltas(self, pieces: list[Piece]) -> list[Json]:
         deltas: list[Json] = []
@@ -122,8 +117,4 @@ def parser_of(use: ToolUse, prompt: PromptInfo) -> ToolCallParser:
 
 
 def _call(name: str, function: str, arguments: str) -> Json:
-    return {
-        "id": name,
-        "type": "function",
-        "function": {"name": function, "arguments": arguments},
-    }
+    return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}

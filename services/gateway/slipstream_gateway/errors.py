@@ -38,7 +38,7 @@ _PARAMETERS = {
     *("tools", "tool_choice"),
     *(field.name for field in fields(SamplingParams)),
 }
-_NOWHERE: Mapping[str, str] = {}
+NO_PARAMETER = "is no parameter of this server"
 _PLACE = re.compile(r"(\w+)[\w.\[\]]*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -69,18 +69,24 @@ class HttpError(Exception):
         return {"error": about}
 
 
-def http_error(error: SlipstreamError, places: Mapping[str, str] = _NOWHERE) -> HttpError:
-    """Return an error of ours as it is over HTTP; `places` are those of the request's body."""
+def refused(place: str, why: str, code: str = "invalid_value") -> HttpError:
+    """Return the error of what is wrong at a place in a body."""
+    return HttpError(f"{place} {why}", code=code, param=place)
+
+
+def http_error(error: SlipstreamError, body: BaseModel | None = None) -> HttpError:
+    """Return an error of ours as it is over HTTP, with its place in the request's body."""
     status, code = next((status, code) for kind, status, code in TABLE if isinstance(error, kind))
     headers = {} if error.request_id is None else {"x-request-id": error.request_id}
     if isinstance(error, LimitExceeded) and error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     message = str(error) or "the service gave no reason"
+    places = {} if body is None else _places_in(body)
     message, param = _placed(message, places) if status == 400 else (message, None)
     return HttpError(message, code=code, param=param, status=status, headers=headers)
 
 
-def places_in(body: BaseModel) -> dict[str, str]:
+def _places_in(body: BaseModel) -> dict[str, str]:
     """Return places in a body by what the router's errors call them."""
     given, is_response = body.model_fields_set, "input" in body.model_fields_set
     prompt = next((name for name in ("input", "tokens", "prompt") if name in given), "messages")
@@ -201,8 +207,7 @@ def parameters_of(body: Mapping[str, Any], known: Set[str], place: str = "") -> 
         if value is None or (not is_known and _is_without_effect(path, value)):
             continue
         if not place and not is_known:
-            message = f"{path[:80]} is no parameter of this server"
-            raise HttpError(message, code="unknown_parameter", param=path[:80])
+            raise refused(path[:80], NO_PARAMETER, "unknown_parameter")
         kept[name] = value
     return kept
 
@@ -218,8 +223,8 @@ def _is_without_effect(name: str, value: object) -> bool:
     if any((type(value) is bool) == (type(it) is bool) and value == it for it in values):
         return True
     only = " or ".join(map(shown, values)) or "left out"
-    why = f"{name} can't be honoured here; it may only be {only}"
-    raise HttpError(why, code="unsupported_parameter", param=name)
+    why = f"can't be honoured here; it may only be {only}"
+    raise refused(name, why, "unsupported_parameter")
 
 
 def shown(value: object) -> str:

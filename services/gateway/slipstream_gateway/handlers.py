@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
 from slipstream_gateway.config import ANY_ORIGIN
-from slipstream_gateway.errors import HttpError, http_error, places_in
+from slipstream_gateway.errors import HttpError, http_error
 from slipstream_gateway.http_io import as_json
 
 CLIENT_CLOSED = 499
@@ -59,8 +59,7 @@ def _error(request: Request, error: Any) -> Response:
 
 
 def _failed(request: Request, error: Any) -> Response:
-    body = getattr(request.state, "body", None)
-    response = _error(request, http_error(error, {} if body is None else places_in(body)))
+    response = _error(request, http_error(error, getattr(request.state, "body", None)))
     if response.status_code == 500:
         name = response.headers.get(REQUEST_ID, "")[:MAX_NAME_LENGTH]
         _LOG.error("request %s failed: %s", name, error)

@@ -10,12 +10,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from slipstream.client import Chunk, RequestStats
+from slipstream.client import AsyncChunkStream, Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
-from slipstream_gateway.body import StreamOptions
+from slipstream_gateway.body import SharedRequest
 from slipstream_gateway.chat import ChatChoice, ChatFormat
-from slipstream_gateway.choices import OpenStream, merged
+from slipstream_gateway.choices import merged, opened
 from slipstream_gateway.errors import HttpError, http_error
 from slipstream_gateway.responses import (
     CompletionChoice,
@@ -186,54 +186,46 @@ class EventStream(Response):
                 await asyncio.sleep(left_s)
 
 
-async def with_errors(
-    events: AsyncGenerator[bytes, None], last: Callable[[SlipstreamError], bytes]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events, and the last one of an error that ends them."""
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except SlipstreamError as error:
-            yield last(error)
-
-
 class ChunkEvents:
     """The events of an answer of one choice or more, `n` to each prompt. With `include_usage` the
     last has the figures, and no text; with running counts all have some."""
 
     def __init__(
-        self, style: ApiFormat, envelope: Envelope, options: StreamOptions, *, n: int = 1
+        self, style: ApiFormat, envelope: Callable[[str], Envelope], body: SharedRequest
     ) -> None:
+        """`envelope` returns that of all events, by their model."""
         self._style = style
-        self._envelope = envelope
+        self._envelope_of = envelope
+        options, self._n = body.stream_options, body.n
         self._include_usage = options.include_usage
         self._counts_on = options.include_usage and options.continuous_usage_stats
-        self._n = n
         self._num_prompt = self._num_output = 0
 
-    def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
-        """Return the events; an error becomes the last one. Closing them ends the requests."""
-        return with_errors(self._all(streams), error_event)
-
-    async def _all(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
+    async def of(self, given: Sequence[AsyncChunkStream]) -> AsyncGenerator[bytes, None]:
+        """Yield the events; an error after the first becomes the last one. Closing them ends the
+        requests."""
+        streams = await opened(*given)
+        self._envelope = self._envelope_of(streams[0].prompt.model)
         choices = [self._style.choice(index, stream.prompt) for index, stream in enumerate(streams)]
         self._num_prompt = sum(stream.prompt.num_prompt_tokens for stream in streams[:: self._n])
         openings = [opening for choice in choices if (opening := choice.opening())]
-        yield b"".join(map(self._object, openings))
         stats: dict[int, RequestStats] = {}
-        async with aclosing(merged(streams)) as chunks:
-            async for index, chunk in chunks:
-                if chunk.stats is not None:
-                    stats[index] = chunk.stats
-                yield self._events(choices[index], chunk, stats, len(choices))
-        yield DONE
+        try:
+            async with aclosing(merged(streams)) as chunks:
+                yield b"".join(map(self._object, openings))
+                async for index, chunk in chunks:
+                    yield self._events(choices, index, chunk, stats)
+            yield DONE
+        except SlipstreamError as error:
+            yield error_event(error)
 
     def _events(
-        self, choice: Choice, chunk: Chunk, stats: Mapping[int, RequestStats], num_choices: int
+        self, choices: Sequence[Choice], index: int, chunk: Chunk, stats: dict[int, RequestStats]
     ) -> bytes:
         """Return no event, one or more; with the last of all choices, their figures."""
-        found: list[Json] = []
+        choice, found = choices[index], list[Json]()
+        if chunk.stats is not None:
+            stats[index] = chunk.stats
         self._num_output += len(chunk.token_ids)
         if chunk.text or chunk.logprobs:
             found += choice.chunk(chunk.text, chunk.logprobs)
@@ -241,7 +233,7 @@ class ChunkEvents:
             found += choice.ending(chunk.finish_reason)
         events = [self._object(**rounds_json(chunk.rounds))] if chunk.rounds else []
         events += map(self._object, found)
-        if len(stats) == num_choices:
+        if len(stats) == len(choices):
             known = [stats[index] for index in sorted(stats)]
             figures = {"metrics": metrics(known)}
             if self._include_usage:

@@ -58,30 +58,20 @@ class ResponsesTool(FunctionSchema):
     type: Literal["function"] = "function"
 
 
-def _word(value: Any) -> Any:
-    """Return "auto" for {"type": "auto"}, which some clients write."""
-    is_word = isinstance(value, dict) and len(value) == 1 and value.get("type") in _CHOICES
-    return value["type"] if is_word else value
-
-
-def _chosen(value: Any) -> str:
-    """Return a choice by its word, or the name of the function that must be called."""
-    if isinstance(value, str) and value in _CHOICES:
-        return value
+def _flat(value: Any) -> str | dict[str, Any]:
+    """Return a choice by its word, also of {"type": "auto"}, which some clients write, or an object
+    with the name of the function that must be called."""
+    word = value["type"] if isinstance(value, dict) and value.keys() == {"type"} else value
+    if isinstance(word, str) and word in _CHOICES:
+        return word
     if isinstance(value, dict) and value.get("type", "function") == "function":
         function = value.get("function", value)
         name = function.get("name") if isinstance(function, dict) else None
         if isinstance(name, str) and name:
-            return name
+            return {"type": "function", "name": name}
     raise PydanticCustomError(
         "refused", "must be auto, none, required, or an object that names a function"
     )
-
-
-def _flat(value: Any) -> str | dict[str, Any]:
-    value = _word(value)
-    name = _chosen(value)
-    return value if value == name else {"type": "function", "name": name}
 
 
 def _nested(value: Any) -> str | dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from slipstream.client import (
     AsyncClient,
     AsyncClientSession,
+    Chunk,
     FinishReason,
     PromptInfo,
     RequestOptions,
@@ -15,13 +16,12 @@ from slipstream.client import (
     Result,
 )
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.logprobs import Logprobs
 from slipstream.core.request.tool_calls import CallPiece, Piece, call_id
 from slipstream.core.request.tools import call_schema, forced_tools, tools_of
 from slipstream_gateway.chat import ToolUse, parser_of
-from slipstream_gateway.choices import OpenStream, opened
+from slipstream_gateway.choices import opened
 from slipstream_gateway.errors import http_error
-from slipstream_gateway.http_io import as_json, with_errors
+from slipstream_gateway.http_io import as_json
 from slipstream_gateway.responses import Json, chat_logprobs, metrics
 from slipstream_gateway.responses_body import ResponsesRequest
 from slipstream_gateway.sdk_options import chat_options, tool_use
@@ -33,7 +33,7 @@ _SHOWN = {
 
 
 class ResponseAnswer:
-    """One answer. `opening`, `push` and `end` return events, each numbered; `whole` is all."""
+    """One answer. `opening` and `push` return events, each numbered; `whole` is all."""
 
     def __init__(self, whole: Json, prompt: PromptInfo, use: ToolUse | None) -> None:
         """`whole` is the response as it is before any output."""
@@ -41,145 +41,123 @@ class ResponseAnswer:
         self._request_id = prompt.request_id
         self._is_single = use is not None and use.is_single
         self._parser = None if use is None else parser_of(use, prompt)
-        self._item: Json | None = None
-        """The item that is being written, but for its text or arguments."""
+        self._item: Json = {}
+        """The item that is being written, but for its text or arguments; empty for none."""
         self._parts: list[str] = []
         """Text or arguments of that item so far."""
+        self._events: list[Json] = []
+        """Events that were not returned yet."""
         self._num_events = 0
 
     def opening(self) -> list[Json]:
         """Return the first events."""
-        return [
-            self._event("response.created", response=dict(self.whole)),
-            self._event("response.in_progress", response=dict(self.whole)),
-        ]
+        self._add("created", response=dict(self.whole))
+        self._add("in_progress", response=dict(self.whole))
+        return self._taken()
 
-    def push(self, text: str, of_tokens: Logprobs) -> list[Json]:
-        """Return the events of a part of the text."""
-        pieces: list[Piece] = [text] if self._parser is None else self._parser.push(text)
-        return self._written(pieces, chat_logprobs(of_tokens))
+    def push(self, part: Chunk | Result) -> list[Json]:
+        """Return the events of a part of the answer, or of all; with its end, it is whole."""
+        parser, text = self._parser, part.text
+        self._write([text] if parser is None else parser.push(text), chat_logprobs(part.logprobs))
+        if part.finish_reason is not None and part.stats is not None:
+            self._end(part.finish_reason, part.stats)
+        return self._taken()
 
-    def end(self, reason: FinishReason, stats: RequestStats) -> list[Json]:
-        """Return the last events; then the response is whole."""
-        events = [] if self._parser is None else self._written(self._parser.end(), None)
+    def _end(self, reason: FinishReason, stats: RequestStats) -> None:
+        self._write([] if self._parser is None else self._parser.end(), None)
         is_whole = reason is FinishReason.STOP
-        events += self._close("completed" if is_whole else "incomplete")
         status = "completed" if is_whole else "incomplete"
-        details = None if is_whole else {"reason": "max_output_tokens"}
+        self._close(status)
         self.whole |= {
             "status": status,
-            "incomplete_details": details,
+            "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "usage": _usage(stats),
             "metrics": metrics([stats]),
         }
-        return [*events, self._event(f"response.{status}", response=dict(self.whole))]
+        self._add(status, response=dict(self.whole))
 
-    def failed(self, error: Json) -> Json:
+    def failed(self, error: Json) -> list[Json]:
         """Return the last event of an answer that broke off."""
         self._settle()
         cause = {"code": error["code"] or "server_error", "message": error["message"]}
-        return self._event(
-            "response.failed", response={**self.whole, "status": "failed", "error": cause}
-        )
+        self._add("failed", response={**self.whole, "status": "failed", "error": cause})
+        return self._taken()
 
-    def _written(self, pieces: list[Piece], logprobs: Json | None) -> list[Json]:
-        events: list[Json] = []
+    def _write(self, pieces: list[Piece], logprobs: Json | None) -> None:
         for piece in pieces:
             if isinstance(piece, str):
-                events += self._text(piece, logprobs)
+                self._write_text(piece, [] if logprobs is None else logprobs["content"])
                 logprobs = None
             elif piece.index == 0 or not self._is_single:
-                events += self._call(piece)
-        return events
+                self._write_call(piece)
 
-    def _text(self, text: str, logprobs: Json | None) -> list[Json]:
-        events: list[Json] = []
-        if self._item is None or self._item["type"] != "message":
-            events += self._open_message()
-        assert self._item is not None
-        part = self._item["content"][0]
-        entries = [] if logprobs is None else logprobs["content"]
+    def _write_text(self, text: str, logprobs: list[Json]) -> None:
+        if self._item.get("type") != "message":
+            part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._open("message", "msg", {"role": "assistant", "content": []})
+            self._add("content_part.added", **self._place(), part=dict(part))
+            self._item["content"] = [part]
         self._parts.append(text)
-        part["logprobs"] += entries
-        delta = self._event(
-            "response.output_text.delta", **self._place(), delta=text, logprobs=entries
-        )
-        return [*events, delta] if text or entries else events
+        self._item["content"][0]["logprobs"] += logprobs
+        if text or logprobs:
+            self._add("output_text.delta", **self._place(), delta=text, logprobs=logprobs)
 
-    def _open_message(self) -> list[Json]:
-        part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        name = f"msg_{self._request_id}_{len(self.whole['output'])}"
-        item: Json = {"type": "message", "id": name, "role": "assistant", "content": []}
-        events = [*self._close("completed"), *self._open(item)]
-        added = self._event("response.content_part.added", **self._place(), part=dict(part))
-        item["content"] = [part]
-        return [*events, added]
-
-    def _call(self, piece: CallPiece) -> list[Json]:
-        events: list[Json] = []
+    def _write_call(self, piece: CallPiece) -> None:
         if piece.name is not None:
-            item = {
-                "type": "function_call",
-                "id": f"fc_{self._request_id}_{len(self.whole['output'])}",
-                "call_id": call_id(self._request_id, piece.index),
-                "name": piece.name,
-                "arguments": "",
-            }
-            events += [*self._close("completed"), *self._open(item)]
-        assert self._item is not None
+            name = call_id(self._request_id, piece.index)
+            about = {"call_id": name, "name": piece.name, "arguments": ""}
+            self._open("function_call", "fc", about)
         self._parts.append(piece.arguments)
         if piece.arguments:
-            kind = "response.function_call_arguments.delta"
-            events.append(self._event(kind, **self._place(), delta=piece.arguments))
-        return events
+            self._add("function_call_arguments.delta", **self._place(), delta=piece.arguments)
 
-    def _open(self, item: Json) -> list[Json]:
-        item["status"] = "in_progress"
-        self._item, self._parts = item, []
-        self.whole["output"] = [*self.whole["output"], item]
-        index = len(self.whole["output"]) - 1
-        return [self._event("response.output_item.added", output_index=index, item=dict(item))]
+    def _open(self, kind: str, prefix: str, about: Json) -> None:
+        """Begin an item behind the one that is being written, if any."""
+        self._close("completed")
+        index = len(self.whole["output"])
+        name = f"{prefix}_{self._request_id}_{index}"
+        self._item = {"type": kind, "id": name, **about, "status": "in_progress"}
+        self._parts = []
+        self.whole["output"] = [*self.whole["output"], self._item]
+        self._add("output_item.added", output_index=index, item=dict(self._item))
 
-    def _close(self, status: str) -> list[Json]:
-        """Return the events that end the item that is being written, if any."""
+    def _close(self, status: str) -> None:
+        """End the item that is being written, if any."""
         item = self._item
-        if item is None:
-            return []
+        if not item:
+            return
         self._settle()
         place = self._place()
-        events: list[Json] = []
         if item["type"] == "message":
             part = item["content"][0]
-            whole = {"text": part["text"], "logprobs": part["logprobs"]}
-            events.append(self._event("response.output_text.done", **place, **whole))
-            events.append(self._event("response.content_part.done", **place, part=part))
+            self._add("output_text.done", **place, text=part["text"], logprobs=part["logprobs"])
+            self._add("content_part.done", **place, part=part)
         else:
             whole = {"name": item["name"], "arguments": item["arguments"]}
-            kind = "response.function_call_arguments.done"
-            events.append(self._event(kind, **place, **whole))
+            self._add("function_call_arguments.done", **place, **whole)
         item["status"] = status
-        index = place["output_index"]
-        events.append(self._event("response.output_item.done", output_index=index, item=item))
-        self._item = None
-        return events
+        self._add("output_item.done", output_index=place["output_index"], item=item)
+        self._item = {}
 
     def _settle(self) -> None:
         """Put what was written into the item, if there is one."""
-        if self._item is not None:
-            is_text = self._item["type"] == "message"
-            holder, name = (
-                (self._item["content"][0], "text") if is_text else (self._item, "arguments")
-            )
-            holder[name] = "".join(self._parts)
+        if self._item.get("type") == "message":
+            self._item["content"][0]["text"] = "".join(self._parts)
+        elif self._item:
+            self._item["arguments"] = "".join(self._parts)
 
     def _place(self) -> Json:
-        assert self._item is not None
         place = {"item_id": self._item["id"], "output_index": len(self.whole["output"]) - 1}
         return {**place, "content_index": 0} if self._item["type"] == "message" else place
 
-    def _event(self, kind: str, **fields: Any) -> Json:
+    def _add(self, kind: str, **fields: Any) -> None:
+        event = {"type": f"response.{kind}", "sequence_number": self._num_events, **fields}
+        self._events.append(event)
         self._num_events += 1
-        return {"type": kind, "sequence_number": self._num_events - 1, **fields}
+
+    def _taken(self) -> list[Json]:
+        events, self._events = self._events, []
+        return events
 
 
 def _usage(stats: RequestStats) -> Json:
@@ -208,10 +186,10 @@ class ResponseJob:
         )
         self._use = tool_use(self.options, is_single=not body.parallel_tool_calls)
         if self._earlier is not None:
-            self.options["after"] = self._earlier.request_id
+            self.options["after"] = self._earlier["request"]
             _keep_tools(self.options)
         named = hashlib.sha256(f"{token}/{request_id}".encode()).hexdigest()[:32]
-        self._session_id = named if self._earlier is None else self._earlier.session_id
+        self._session_id = named if self._earlier is None else self._earlier["session"]
 
     async def result(self, client: AsyncClient) -> Result:
         """Return the whole answer."""
@@ -224,13 +202,13 @@ class ResponseJob:
         the status was sent."""
         (stream,) = await opened(self._place(client).stream(self._prompt, **self.options))
         answer = self.answer(stream.prompt, int(wall_s()))
-
-        def failed(error: SlipstreamError) -> bytes:
-            return _bytes([answer.failed(http_error(error).body()["error"])])
-
-        async with aclosing(with_errors(_events(answer, stream), failed)) as events:
-            async for event in events:
-                yield event
+        try:
+            async with aclosing(stream.chunks()) as chunks:
+                yield _bytes(answer.opening())
+                async for chunk in chunks:
+                    yield _bytes(answer.push(chunk))
+        except SlipstreamError as error:
+            yield _bytes(answer.failed(http_error(error).body()["error"]))
 
     def _place(self, client: AsyncClient) -> AsyncClient | AsyncClientSession:
         if not self._body.store:
@@ -269,16 +247,6 @@ def refused_event(error: SlipstreamError) -> bytes:
     about = http_error(error).body()["error"]
     shown = {name: about[name] for name in ("code", "message", "param")}
     return _bytes([{"type": "error", "sequence_number": 0, **shown}])
-
-
-async def _events(answer: ResponseAnswer, stream: OpenStream) -> AsyncGenerator[bytes, None]:
-    yield _bytes(answer.opening())
-    async with aclosing(stream.chunks()) as chunks:
-        async for chunk in chunks:
-            events = answer.push(chunk.text, chunk.logprobs)
-            if chunk.finish_reason is not None and chunk.stats is not None:
-                events += answer.end(chunk.finish_reason, chunk.stats)
-            yield _bytes(events)
 
 
 def _bytes(events: list[Json]) -> bytes:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -11,20 +11,14 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
 from slipstream_gateway.body import ChatRequest, SamplingRequest, Whole, validated
-from slipstream_gateway.errors import HttpError, http_error
+from slipstream_gateway.errors import HttpError, http_error, refused
 from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
 
 _OBJECT: dict[str, Any] = {"type": "object"}
-_ID = re.compile(r"resp_([0-9a-f]{32})_([0-9a-f]{8})_([ -~]{1,128})")
-
-
-class EarlierResponse(NamedTuple):
-    """Parts of a response's id: its session, a digest of its tools and instructions, and the
-    request that made it."""
-
-    session_id: str
-    setting: str
-    request_id: str
+_ID = re.compile(
+    "resp_(?P<session>[0-9a-f]{32})_(?P<setting>[0-9a-f]{8})_(?P<request>[ -~]{1,128})"
+)
+"""A response's id: its session, a digest of its tools and instructions, and its request."""
 
 
 class TextFormat(StrictModel):
@@ -60,8 +54,7 @@ class ResponsesRequest(SamplingRequest):
     """The body of POST /v1/responses."""
 
     input: Annotated[
-        Any,
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]}),
+        Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]})
     ]
     instructions: str | None = None
     max_output_tokens: Whole | None = None
@@ -74,23 +67,18 @@ class ResponsesRequest(SamplingRequest):
     previous_response_id: str | None = None
     store: bool = True
 
-    def earlier(self) -> EarlierResponse | None:
-        """Return the response that this one continues. Raises `HttpError`."""
+    def earlier(self) -> re.Match[str] | None:
+        """Return the session, setting and request of the response that this one continues. Raises
+        `HttpError`."""
         name = self.previous_response_id
         if name is None:
             return None
-        parts = _ID.fullmatch(name)
-        if parts is None:
-            raise HttpError(
-                "previous_response_id is no id of a response of this server",
-                param="previous_response_id",
-            )
+        earlier = _ID.fullmatch(name)
+        if earlier is None:
+            raise refused("previous_response_id", "is no id of a response of this server")
         if not self.store:
-            raise HttpError(
-                "store is false, but what continues a response is stored", param="store"
-            )
-        earlier = EarlierResponse(*parts.groups())
-        if earlier.setting != self.setting:
+            raise refused("store", "is false, but what continues a response is stored")
+        if earlier["setting"] != self.setting:
             raise HttpError(
                 "instructions and tools must be those of the first response, whose session goes on",
                 param="previous_response_id",
@@ -112,17 +100,15 @@ class ResponsesRequest(SamplingRequest):
         form, instructions = self._format(), []
         if self.instructions and self.previous_response_id is None:
             instructions = [{"role": "system", "content": self.instructions}]
-        shared = self.model_dump(include=set(SamplingRequest.model_fields), exclude_unset=True)
+        same = {*SamplingRequest.model_fields, "tool_choice", "parallel_tool_calls"}
         values: dict[str, Any] = {
-            **shared,
+            **self.model_dump(include=same, exclude_unset=True),
             "messages": [*instructions, *_messages(self.input)],
             "max_tokens": self.max_output_tokens,
             "logprobs": bool(self.top_logprobs) or "message.output_text.logprobs" in self.include,
             "top_logprobs": self.top_logprobs or None,
             "tools": [{"function": tool.model_dump(exclude={"type"})} for tool in self.tools],
-            "tool_choice": self.tool_choice,
             "response_format": form,
-            "parallel_tool_calls": self.parallel_tool_calls,
         }
         return validated(ChatRequest, values)
 
@@ -131,8 +117,7 @@ class ResponsesRequest(SamplingRequest):
         if form is None or form.type != "json_schema":
             return {"type": "text" if form is None else form.type}
         if form.value is None:
-            place = "text.format.schema"
-            raise HttpError(f"{place} is needed", code="missing_parameter", param=place)
+            raise refused("text.format.schema", "is needed", "missing_parameter")
         return {"type": form.type, "json_schema": {"name": form.name, "schema": form.value}}
 
 
@@ -141,7 +126,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
-        raise HttpError("input must be a text or a list of items", param="input")
+        raise refused("input", "must be a text or a list of items")
     check_num_parts(len(given))
     messages: list[dict[str, Any]] = []
     thoughts = ""
@@ -174,11 +159,11 @@ def _add(messages: list[dict[str, Any]], found: dict[str, Any]) -> None:
 def _message(item: Any, place: str) -> dict[str, Any]:
     """Return an item as a message, or as reasoning without a role."""
     if not isinstance(item, Mapping):
-        raise _refused(place, "must be an object")
+        raise refused(place, "must be an object")
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "message":
         if item.get("role") not in ("system", "developer", "user", "assistant"):
-            raise _refused(f"{place}.role", "must be system, developer, user or assistant")
+            raise refused(f"{place}.role", "must be system, developer, user or assistant")
         return {"role": item["role"], "content": _text(item, "content", place)}
     if kind == "reasoning":
         return {"reasoning_content": _thoughts(item)}
@@ -188,9 +173,9 @@ def _message(item: Any, place: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": call_id, "content": _text(item, "output", place)}
     if kind != "function_call":
         known = "message, reasoning, function_call or function_call_output"
-        raise _refused(f"{place}.type", f"must be {known}; other items can't be read")
+        raise refused(f"{place}.type", f"must be {known}; other items can't be read")
     if not isinstance(item.get("name"), str):
-        raise _refused(f"{place}.name", "must be the function's name")
+        raise refused(f"{place}.name", "must be the function's name")
     function = {"name": item["name"], "arguments": arguments_text(item.get("arguments"))}
     calls = [{"id": item.get("call_id") or item.get("id"), "function": function}]
     return {"role": "assistant", "content": "", "tool_calls": calls}
@@ -209,7 +194,3 @@ def _thoughts(item: Mapping[str, Any]) -> str:
         if text := "\n".join(text for text in texts if isinstance(text, str)):
             return text
     return ""
-
-
-def _refused(place: str, why: str) -> HttpError:
-    return HttpError(f"{place} {why}", param=place)

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
@@ -22,7 +22,7 @@ from slipstream_gateway.body import (
     StructuredOutputs,
 )
 from slipstream_gateway.chat import ToolUse
-from slipstream_gateway.errors import HttpError
+from slipstream_gateway.errors import HttpError, refused
 from slipstream_gateway.messages import FunctionTool
 
 COMPLETION_MAX_TOKENS = 16
@@ -43,18 +43,16 @@ def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int)
     if len(limits) > 1:
         raise _together("max_tokens", "max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
-        raise HttpError("top_logprobs goes with logprobs true only", param="top_logprobs")
+        raise refused("top_logprobs", "goes with logprobs true only")
     options = _options(body, request_id)
     options["max_tokens"] = max((it for it in limits if it is not None), default=default_max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
     if body.tool_choice not in ("auto", "none") and not body.tools:
-        raise HttpError("tool_choice asks for a call, but there are no tools", param="tool_choice")
+        raise refused("tool_choice", "asks for a call, but there are no tools")
     if body.add_generation_prompt is body.continue_final_message:
-        raise HttpError(
-            "add_generation_prompt is true for an answer, and false with continue_final_message",
-            param="add_generation_prompt",
-        )
+        why = "is true for an answer, and false with continue_final_message"
+        raise refused("add_generation_prompt", why)
     options["continue_final"] = body.continue_final_message
     options["tools"] = given_tools(body.tools)
     options["tool_choice"] = body.tool_choice
@@ -65,15 +63,12 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
     """Return the options of a completion. Raises `HttpError`, or `InvalidRequest`."""
     options = _options(body, request_id)
     if body.best_of not in (None, 1, body.n):
-        raise HttpError(
-            f"best_of is {body.best_of}, but may only be 1 or n, as answers are not ranked",
-            code="unsupported_parameter",
-            param="best_of",
-        )
+        why = f"is {body.best_of}, but may only be 1 or n, as answers are not ranked"
+        raise refused("best_of", why, "unsupported_parameter")
     options["max_tokens"] = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens == 0:
         if not body.echo or body.stream:
-            raise HttpError("max_tokens 0 goes with echo and without stream", param="max_tokens")
+            raise refused("max_tokens", "0 goes with echo and without stream")
         options["max_tokens"] = 1  # the least that the engines decide; the answer leaves it out
     options["raw"] = True
     options["allow_special_tokens"] = body.allow_special_tokens
@@ -115,10 +110,8 @@ def each_answer(
     limit = MAX_CHOICES if body.stream else MAX_ANSWERS
     if len(prompts) > limit:
         kind = "a stream" if body.stream else "a request"
-        raise HttpError(
-            f"prompt and n make {len(prompts)} answers, but {kind} has at most {limit}",
-            param="prompt",
-        )
+        why = f"and n make {len(prompts)} answers, but {kind} has at most {limit}"
+        raise refused("prompt", why)
     sampling, name = options["sampling"], options["request_id"][: MAX_NAME_LENGTH - 4]
     answers = [(prompts[0], options)]
     for index, prompt in enumerate(prompts[1:], 1):
@@ -136,7 +129,7 @@ def seed_of(request_id: str) -> int:
 
 def _options(body: ChatRequest | CompletionRequest, request_id: str) -> RequestOptions:
     if body.with_rounds and not (body.stream and body.n == len(body.prompts) == 1):
-        raise HttpError("with_rounds goes with stream true and one answer", param="with_rounds")
+        raise refused("with_rounds", "goes with stream true and one answer")
     options: RequestOptions = {
         "sampling": _sampling(body, request_id),
         "model_defaults": _left_out(body),
@@ -171,59 +164,45 @@ def _left_out(body: SharedRequest) -> list[str]:
 
 
 def _grammar(body: SharedRequest) -> RequestOptions:
-    formatted: RequestOptions = {}
-    structured: RequestOptions = {}
-    if body.response_format is not None:
-        formatted = _formatted(body.response_format)
-    if body.structured_outputs is not None:
-        structured = _structured(body.structured_outputs)
+    formatted, structured = _formatted(body.response_format), _structured(body.structured_outputs)
     if formatted and structured:
         raise _together("response_format", "structured_outputs")
     return formatted or structured
 
 
-def _formatted(form: ResponseFormat) -> RequestOptions:
+def _formatted(form: ResponseFormat | None) -> RequestOptions:
+    if form is None:
+        return {}
     if (form.json_schema is not None) != (form.type == "json_schema"):
-        raise HttpError(
-            "response_format has a json_schema exactly where its type is json_schema",
-            param="response_format",
-        )
+        why = "has a json_schema exactly where its type is json_schema"
+        raise refused("response_format", why)
     if form.type == "text":
         return {}
     return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.value}
 
 
-def _structured(form: StructuredOutputs) -> RequestOptions:
-    given = [it for it in (form.json_schema, form.regex, form.choice) if it is not None]
-    if not given:
-        return {}
+def _structured(form: StructuredOutputs | None) -> RequestOptions:
+    given: dict[str, Any] = {name: value for name, value in form or () if value is not None}
     if len(given) > 1:
-        raise HttpError(
-            "structured_outputs may have one of json, regex and choice", param="structured_outputs"
-        )
-    if form.json_schema is not None:
-        return {"json_schema": form.json_schema}
-    return {"regex": _one_of(form.choice or ()) if form.regex is None else form.regex}
+        raise refused("structured_outputs", "may have one of json, regex and choice")
+    if "choice" in given:
+        return {"regex": _one_of(given["choice"])}
+    return cast("RequestOptions", given)
 
 
 def _one_of(choices: Sequence[str]) -> str:
     """Return an expression that matches each of these, as they are."""
+    place = "structured_outputs.choice"
     if not choices or "" in choices:
-        raise HttpError(
-            "structured_outputs.choice must have texts to choose from, and none that is empty",
-            param="structured_outputs.choice",
-        )
+        raise refused(place, "must have texts to choose from, and none that is empty")
     if (size := sum(map(len, choices))) > MAX_GRAMMAR_BYTES:
-        raise HttpError(
-            f"structured_outputs.choice has {size} characters, but at most {MAX_GRAMMAR_BYTES} fit",
-            param="structured_outputs.choice",
-        )
+        raise refused(place, f"has {size} characters, but at most {MAX_GRAMMAR_BYTES} fit")
     return "|".join(f"({_SPECIAL.sub(lambda match: chr(92) + match[0], it)})" for it in choices)
 
 
 def _token_id(key: str) -> int:
     if not _TOKEN_ID.fullmatch(key):
-        raise HttpError("logit_bias must have token ids for keys", param="logit_bias")
+        raise refused("logit_bias", "must have token ids for keys")
     return int(key)
 
 
