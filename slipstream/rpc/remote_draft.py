@@ -69,9 +69,11 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     same, so that the draft goes on from there.
     """
 
+    _method = SPECULATE
+    _request, _response = draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse
+
     def __init__(self, peer: Peer, target: TargetSide, options: CallOptions) -> None:
-        request, response = draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse
-        super().__init__(peer, SPECULATE, options, request, response)
+        super().__init__(peer, options)
         self._target = target
         self._due: deque[_Sent] = deque()
         """Requests whose proposals have not come, the oldest first."""
@@ -105,9 +107,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             target=target.identity,
             target_layout=target.layout,
         )
-        message = draft_pb2.SpeculateRequest(open=opening).SerializeToString()
-        opened = await self._exchange.ask(message)
-        self._part(opened, "opened")
+        await self._opened(opening)
 
     async def _send(self, sequence: TokenSequence, plan: Plan) -> float:
         if not self._exchange.is_open:

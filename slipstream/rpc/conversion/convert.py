@@ -153,22 +153,17 @@ def _costs_from_pb(message: target_pb2.Verdict) -> RowCosts | None:
     return RowCosts(((1, 1.0), *points)) if points else None
 
 
+_TIMES = {f"{name}_us": f"{name}_s" for name in ("queue", "engine", "kv_wait")}
+_TIMES |= {"total_us": "service_s"}
+
+
 def timing_to_pb(timing: ReplyTiming) -> common_pb2.ReplyTiming:
     """Whole microseconds."""
-    return common_pb2.ReplyTiming(
-        total_us=round(timing.service_s * 1e6),
-        queue_us=round(timing.queue_s * 1e6),
-        engine_us=round(timing.engine_s * 1e6),
-        kv_wait_us=round(timing.kv_wait_s * 1e6),
-    )
+    times = {wire: round(getattr(timing, own) * 1e6) for wire, own in _TIMES.items()}
+    return common_pb2.ReplyTiming(**times)
 
 
 def timing_from_pb(message: common_pb2.ReplyTiming, *, serialisation_s: float) -> ReplyTiming:
     """Seconds, with the caller's own part."""
-    return ReplyTiming(
-        message.total_us / 1e6,
-        message.queue_us / 1e6,
-        message.engine_us / 1e6,
-        message.kv_wait_us / 1e6,
-        serialisation_s,
-    )
+    times = {own: getattr(message, wire) / 1e6 for wire, own in _TIMES.items()}
+    return ReplyTiming(**times, serialisation_s=serialisation_s)
