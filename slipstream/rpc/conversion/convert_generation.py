@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination, check
@@ -84,10 +85,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         speculation=speculation_from_pb(message.speculation),
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
-        raw=form.raw,
-        allow_special_tokens=form.allow_special_tokens,
-        tools=form.tools,
-        continue_final=form.continue_final,
+        **{field.name: getattr(form, field.name) for field in fields(form)},
     )
 
 
