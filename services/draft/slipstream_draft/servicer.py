@@ -24,7 +24,7 @@ from slipstream.drafting.checks import check_delta, check_plan, check_session
 from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
-from slipstream.rpc.conversion.convert_common import ahead_to_pb, proposal_to_pb
+from slipstream.rpc.conversion.convert_common import ahead_to_pb, proposal_to_pb, value_from_pb
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.leases import Lease, Leases, kind_of
 from slipstream.rpc.protocol import require_agreement
@@ -208,7 +208,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, message: draft_pb2.Propose, stream: SpeculateStream, reply: Reply | None
     ) -> draft_pb2.Proposed:
         arrived = _clock()
-        delta, plan = convert.delta_from_pb(message.delta), convert.plan_from_pb(message.plan)
+        delta, plan = convert.delta_from_pb(message.delta), value_from_pb(Plan, message.plan)
         check_delta(delta, stream.sequence.session, stream.vocab_size)
         stream.sequence = delta.applied(stream.sequence)
         check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)

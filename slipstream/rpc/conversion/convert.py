@@ -74,11 +74,6 @@ def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
     return message_of(draft_pb2.Plan, plan, feed=feed)
 
 
-def plan_from_pb(message: draft_pb2.Plan) -> Plan:
-    """The plan; its feed stays on the wire."""
-    return value_from_pb(Plan, message)
-
-
 def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
     """A round that is asked for; targets need no statistics. Raises what `proposal_to_pb` does."""
     return target_pb2.VerifyProposal(

@@ -212,4 +212,4 @@ def test_an_offer_that_can_not_be_is_none_and_the_verdict_counts(change):
 
 def test_a_plan_s_prices_come_as_they_were_sent():
     plan = Plan(4, 15, worth=0.125, row_prices=(0.25, 0.5))
-    assert convert.plan_from_pb(convert.plan_to_pb(plan, None)) == plan
+    assert convert.value_from_pb(Plan, convert.plan_to_pb(plan, None)) == plan
