@@ -13,12 +13,7 @@ from slipstream.core.errors import InternalError
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import LATE, PENDING
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.rpc.conversion.convert import (
-    delta_to_pb,
-    plan_to_pb,
-    session_to_pb,
-    timing_from_pb,
-)
+from slipstream.rpc.conversion.convert import delta_to_pb, plan_to_pb, session_to_pb, timing_from_pb
 from slipstream.rpc.conversion.convert_common import ahead_from_pb, proposal_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine

@@ -175,10 +175,7 @@ class KvCatchUp:
         return KvFormat(self._layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
 
     async def ready(
-        self,
-        sequence: TokenSequence,
-        form: KvFormat | None,
-        plan: draft_pb2.Plan,
+        self, sequence: TokenSequence, form: KvFormat | None, plan: draft_pb2.Plan
     ) -> bool:
         """Read from the plan's feed, and wait for the newest; return whether there was a wait.
 
@@ -193,12 +190,7 @@ class KvCatchUp:
         wait_s = config.kv_wait_ms / 1000
         return await self._receivers.wait(session_id, count, wait_s) or has_waited
 
-    def _follow(
-        self,
-        sequence: TokenSequence,
-        form: KvFormat | None,
-        plan: draft_pb2.Plan,
-    ) -> bool:
+    def _follow(self, sequence: TokenSequence, form: KvFormat | None, plan: draft_pb2.Plan) -> bool:
         """Read keys and values from the plan's feed; return whether a stream starts."""
         if form is None or self._local is None:
             if plan.HasField("feed"):

@@ -19,11 +19,7 @@ from slipstream.core.request.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.core.request.prompt import (
-    check_num_bytes,
-    check_num_messages,
-    check_token_range,
-)
+from slipstream.core.request.prompt import check_num_bytes, check_num_messages, check_token_range
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo

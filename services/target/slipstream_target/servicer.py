@@ -14,11 +14,7 @@ import grpc
 
 from slipstream.core.errors import Cancelled, SessionOutOfSync, check_fits
 from slipstream.core.types import ReplyTiming
-from slipstream.rpc.conversion.convert import (
-    session_from_pb,
-    verdict_to_pb,
-    verify_from_pb,
-)
+from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
 from slipstream.rpc.leases import Leases, kind_of
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
@@ -78,9 +74,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._target.thread.close()
 
     async def Verify(
-        self,
-        request_iterator: AsyncIterator[target_pb2.VerifyRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Context
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
         opening = await anext(request_iterator, None)
         if opening is None:
@@ -110,9 +104,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             _LOG.debug("a reader of session %s has left: %s", request.session_id, error)
 
     async def DescribeTarget(
-        self,
-        request: target_pb2.DescribeTargetRequest,
-        context: Context,
+        self, request: target_pb2.DescribeTargetRequest, context: Context
     ) -> target_pb2.DescribeTargetResponse:
         if request.with_tokenizer:
             return self.about
@@ -122,9 +114,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return answer
 
     async def GetTargetLoad(
-        self,
-        request: target_pb2.GetTargetLoadRequest,
-        context: Context,
+        self, request: target_pb2.GetTargetLoadRequest, context: Context
     ) -> target_pb2.GetTargetLoadResponse:
         return target_pb2.GetTargetLoadResponse(load=self.load())
 

@@ -7,14 +7,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.row_costs import MAX_POINTS, Offer, RowCosts
 from slipstream.core.sequence import Delta
-from slipstream.core.types import (
-    Plan,
-    Proposal,
-    ReplyTiming,
-    SamplingParams,
-    Session,
-    Verdict,
-)
+from slipstream.core.types import Plan, Proposal, ReplyTiming, SamplingParams, Session, Verdict
 from slipstream.rpc.conversion.convert_common import (
     check_verdict_counts,
     logprobs_from_pb,
@@ -77,8 +70,7 @@ def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
 def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
     """A round that is asked for; targets need no statistics. Raises what `proposal_to_pb` does."""
     return target_pb2.VerifyProposal(
-        delta=delta_to_pb(delta),
-        proposal=proposal_to_pb(proposal, with_stats=False),
+        delta=delta_to_pb(delta), proposal=proposal_to_pb(proposal, with_stats=False)
     )
 
 

@@ -25,10 +25,7 @@ from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
 from slipstream.core.text.text import check_unicode
 from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
-from slipstream.rpc.conversion.convert_common import (
-    message_of,
-    value_from_pb,
-)
+from slipstream.rpc.conversion.convert_common import message_of, value_from_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _MAX_UINT32 = 2**32 - 1

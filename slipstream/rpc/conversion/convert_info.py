@@ -17,11 +17,7 @@ from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.request import MODEL_DEFAULTS, ModelFacts
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.types import SamplingParams
-from slipstream.rpc.conversion.convert_common import (
-    TOOL_FORMAT,
-    message_of,
-    value_from_pb,
-)
+from slipstream.rpc.conversion.convert_common import TOOL_FORMAT, message_of, value_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
