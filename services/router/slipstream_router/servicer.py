@@ -24,8 +24,9 @@ from slipstream.core.request.request import Ask, Generation, SessionRef, check_n
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import check_tools_bytes
+from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
-from slipstream.rpc.conversion.convert_info import model_info_to_pb, server_info_to_pb
+from slipstream.rpc.conversion.convert_info import model_info_to_pb
 from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -135,7 +136,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             num_sessions=await parts.store.count() or 0,
             replicas=parts.fleet.infos(),
         )
-        return server_info_to_pb(info)
+        return message_of(pb.GetServerInfoResponse, info)
 
     async def DeleteSession(
         self, request: pb.DeleteSessionRequest, context: Any

@@ -39,11 +39,6 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
     return value_from_pb(ModelInfo, message, sampling_defaults=defaults)
 
 
-def server_info_to_pb(info: ServerInfo) -> pb.GetServerInfoResponse:
-    """Convert a router and its replicas."""
-    return message_of(pb.GetServerInfoResponse, info)
-
-
 def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
     """Convert a router and its replicas."""
     return value_from_pb(ServerInfo, message)

@@ -49,7 +49,7 @@ class DescribedTarget:
 
     @property
     def reported(self) -> dict[str, Any]:
-        """What a router reports of it."""
+        """Return what a router reports of it."""
         about = {"engine": self.description.engine, "weights_digest": self.weights_digest}
         return {"model": self.name, **_process(self.description), **about}
 
@@ -80,7 +80,7 @@ class DescribedDraft:
 
     @property
     def reported(self) -> dict[str, Any]:
-        """What a router reports of it; what it computes changes no token."""
+        """Return what a router reports of it; what it computes changes no token."""
         return {"model": self.name, **_process(self.description)}
 
     @property
