@@ -39,8 +39,7 @@ BOUNDS = {
         *("gateway/app.py:version", "state/registry.py:announce"),
     ),
     "a message: 4 MiB, 10,000 fields (rpc/wire.py), 2,048 messages, 128 tools": (
-        *("router/servicer.py:Generate", "router/servicer.py:GenerateStream"),
-        *("router/servicer.py:Tokenize", "router/limits.py:admitted"),
+        *("router/servicer.py:_run", "router/servicer.py:Tokenize", "router/limits.py:admitted"),
         *("router/request_runner.py:_run", "router/request_runner.py:run"),
         "router/request_runner.py:_placed",
         "router/encoder.py:encode",

@@ -177,7 +177,7 @@ class Exchange:
 
     def _too_late(self, limit_s: float) -> SlipstreamError:
         if self._given_up:
-            return Unavailable(f"{self._peer.name} is lost: {self._given_up}")
+            return self._has_ended()
         return DeadlineExceeded(f"{self._peer.name} did not answer within {limit_s:g} s")
 
     async def _ask(self, message: bytes) -> bytes:
@@ -235,9 +235,8 @@ class Exchange:
         return error
 
     def _has_ended(self) -> Unavailable:
-        if self._given_up:
-            return Unavailable(f"{self._peer.name} is lost: {self._given_up}")
-        return Unavailable(f"{self._peer.name} has ended the stream")
+        how = f"is lost: {self._given_up}" if self._given_up else "has ended the stream"
+        return Unavailable(f"{self._peer.name} {how}")
 
     async def _end(self) -> None:
         await self._call.done_writing()

@@ -123,7 +123,7 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         requests = "stream" if handler.request_streaming else "unary"
         answers = "stream" if handler.response_streaming else "unary"
         inner = getattr(handler, f"{requests}_{answers}")
-        check = _CheckedMessages if handler.request_streaming else _checked
+        check = _all_checked if handler.request_streaming else _checked
         if handler.response_streaming:
             inner = _taken_in_time(inner, self._calls.limits.send_s)
         return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
@@ -173,17 +173,9 @@ def _checked(message: Any) -> Any:
     return message
 
 
-class _CheckedMessages:
-    """Iterator of a caller's messages, which raises the error of a broken one."""
-
-    def __init__(self, messages: AsyncIterator[Any]) -> None:
-        self._messages = aiter(messages)
-
-    def __aiter__(self) -> "_CheckedMessages":
-        return self
-
-    async def __anext__(self) -> Any:
-        return _checked(await anext(self._messages))
+async def _all_checked(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _checked(message)
 
 
 class _TimedContext:

@@ -7,14 +7,15 @@ first. Of engines it uses only what frees a session, and its size.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken, check_fits
 from slipstream.rpc.service_options import SessionOptions
 
 MAX_OWNER_LENGTH = 64
+M = TypeVar("M")
 
 
 @dataclass(eq=False, slots=True)
@@ -26,13 +27,41 @@ class Lease:
     owner: str = ""
     """Digest of the API key; an empty one is an owner, too."""
     is_revoked: bool = False
-    on_revoked: Callable[[], None] = lambda: None
-    """Called once when that happens, by the request that takes the session over."""
+    _patience: asyncio.Timeout | None = None
 
     def revoke(self) -> None:
-        """Another one has the session now."""
+        """Another one has the session now: the wait for a message ends."""
         self.is_revoked = True
-        self.on_revoked()
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    async def next(self, messages: AsyncIterator[M]) -> M | None:
+        """The next message; None at the end. Raises `SessionTaken` once the lease is lost."""
+        self._require()
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                message = await anext(messages, None)
+        except TimeoutError:
+            message = None
+        finally:
+            self._patience = None
+        self._require()
+        return message
+
+    def _require(self) -> None:
+        if self.is_revoked:
+            raise SessionTaken(
+                f"session {self.session_id} was taken over under a higher fence than {self.fence}"
+            )
+
+
+def kind_of(message: Any, kinds: Collection[str], sentence: str) -> str:
+    """Return which of the parts that are due a stream's message has. Raises `InvalidRequest` for
+    another one; `sentence` says which are due."""
+    kind: str = message.WhichOneof("message") or "an empty message"
+    if kind not in kinds:
+        raise InvalidRequest(f"{sentence}, but got {kind}")
+    return kind
 
 
 @dataclass(slots=True)
@@ -176,40 +205,3 @@ class Leases:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-M = TypeVar("M")
-
-
-class Inbox(Generic[M]):
-    """Reads one message after the other."""
-
-    def __init__(self, messages: AsyncIterator[M], lease: Lease) -> None:
-        self._messages = messages
-        self._lease = lease
-        self._patience: asyncio.Timeout | None = None
-        lease.on_revoked = self._hurry
-
-    async def next(self) -> M | None:
-        """The next message; None at the end. Raises `SessionTaken` once the lease is lost."""
-        self._require_lease()
-        try:
-            async with asyncio.timeout(None) as self._patience:
-                message = await anext(self._messages, None)
-        except TimeoutError:
-            message = None
-        finally:
-            self._patience = None
-        self._require_lease()
-        return message
-
-    def _hurry(self) -> None:
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
-
-    def _require_lease(self) -> None:
-        if self._lease.is_revoked:
-            raise SessionTaken(
-                f"session {self._lease.session_id} was taken over under a higher fence than"
-                f" {self._lease.fence}"
-            )

@@ -13,12 +13,7 @@ from slipstream.core.errors import InternalError
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import LATE, PENDING
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.rpc.conversion.convert import (
-    delta_to_pb,
-    plan_to_pb,
-    session_to_pb,
-    timing_from_pb,
-)
+from slipstream.rpc.conversion.convert import delta_to_pb, plan_to_pb, session_to_pb, timing_from_pb
 from slipstream.rpc.conversion.convert_common import ahead_from_pb, proposal_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
@@ -69,9 +64,11 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     same, so that the draft goes on from there.
     """
 
+    _method = SPECULATE
+    _request, _response = draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse
+
     def __init__(self, peer: Peer, target: TargetSide, options: CallOptions) -> None:
-        request, response = draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse
-        super().__init__(peer, SPECULATE, options, request, response)
+        super().__init__(peer, options)
         self._target = target
         self._due: deque[_Sent] = deque()
         """Requests whose proposals have not come, the oldest first."""
@@ -105,9 +102,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             target=target.identity,
             target_layout=target.layout,
         )
-        message = draft_pb2.SpeculateRequest(open=opening).SerializeToString()
-        opened = await self._exchange.ask(message)
-        self._part(opened, "opened")
+        await self._opened(opening)
 
     async def _send(self, sequence: TokenSequence, plan: Plan) -> float:
         if not self._exchange.is_open:

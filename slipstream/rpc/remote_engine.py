@@ -22,18 +22,14 @@ class RemoteEngine(Generic[R]):
     was parked.
     """
 
-    def __init__(
-        self,
-        peer: Peer,
-        method: str,
-        options: CallOptions,
-        request: Callable[..., Message],
-        response: type[R],
-    ) -> None:
+    _method: str
+    _request: Callable[..., Message]
+    _response: type[R]
+
+    def __init__(self, peer: Peer, options: CallOptions) -> None:
         self._peer = peer
         self._options = options
-        self._request, self._response = request, response
-        self._exchange = Exchange(peer, method, options)
+        self._exchange = Exchange(peer, self._method, options)
         self._sequence: TokenSequence | None = None
         self._num_sent = 0
         """Leading tokens of the sequence that the other side has."""
@@ -64,8 +60,9 @@ class RemoteEngine(Generic[R]):
             self._sequence, self._num_sent = sequence, 0
         return Delta.since(self._num_sent, sequence)
 
-    def _part(self, answer: bytes, part: str) -> R:
-        return self._require(self._parsed(answer), part)
+    async def _opened(self, opening: Message) -> R:
+        answer = await self._exchange.ask(self._request(open=opening).SerializeToString())
+        return self._require(self._parsed(answer), "opened")
 
     def _parsed(self, answer: bytes) -> R:
         return parsed(self._response, answer, self._peer.name)

@@ -27,12 +27,13 @@ VERIFY = "/slipstream.rpc.v1.TargetService/Verify"
 class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
     """`core.ports.Target` over one stream. It ends as soon as the peer is lost."""
 
+    _method, _request, _response = VERIFY, target_pb2.VerifyRequest, target_pb2.VerifyResponse
+
     def __init__(
         self, peer: Peer, expected: common_pb2.ModelIdentity, options: CallOptions
     ) -> None:
         """`expected` is the replica as it described itself; another one refuses."""
-        request, response = target_pb2.VerifyRequest, target_pb2.VerifyResponse
-        super().__init__(peer, VERIFY, options, request, response)
+        super().__init__(peer, options)
         self._expected = expected
         self._session_id = ""
         self._credential = ""
@@ -84,9 +85,7 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
             expected=self._expected,
             max_queue_ms=round(options.queue_s * 1000),
         )
-        message = target_pb2.VerifyRequest(open=opening).SerializeToString()
-        opened = await self._exchange.ask(message)
-        credential = self._part(opened, "opened").opened.kv_credential
+        credential = (await self._opened(opening)).opened.kv_credential
         if len(credential) > MAX_CREDENTIAL_CHARS:
             raise InternalError(
                 f"{self._peer.name} gave a credential of {len(credential)} characters, above"

@@ -1,7 +1,8 @@
 """Options that services share: where they listen, TLS on both sides, and how replicas serve."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
@@ -25,6 +26,10 @@ class ListenOptions:
     max_message_bytes: int = option(4 << 20, "Largest message accepted, in bytes.")
     grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.")
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
+
+    def server_options(self, tls: "TlsOptions", **more: Any) -> ServerOptions:
+        """Return how to serve, with `more` options of a server. Raises `InvalidRequest`."""
+        return ServerOptions(**asdict(self), tls=tls.server(), **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +101,5 @@ class ReplicaOptions:
         """Return how to serve; `more` are other callers by method. Raises `InvalidRequest`."""
         usual = max(MAX_STREAMS, 2 * max_sessions)
         max_streams = usual if self.max_streams is None else self.max_streams
-        return ServerOptions(
-            address=listen.address,
-            max_message_bytes=listen.max_message_bytes,
-            max_streams=max_streams,
-            grace_s=listen.grace_s,
-            tls=tls.server(),
-            callers=named_callers(tls.client_ca, self.tls_client_names, **more),
-            health_address=listen.health_address,
-        )
+        callers = named_callers(tls.client_ca, self.tls_client_names, **more)
+        return listen.server_options(tls, max_streams=max_streams, callers=callers)

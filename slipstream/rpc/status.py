@@ -122,10 +122,12 @@ def pushback_of(error: SlipstreamError) -> tuple[tuple[str, str], ...]:
 
 
 def _pushback_s(error: Any) -> float | None:
-    for key, value in error.trailing_metadata() or ():
-        if key == PUSHBACK and str(value).isdecimal() and len(value) <= _MAX_DIGITS:
-            return int(value) / 1000
-    return None
+    told = str(_trailer(error, PUSHBACK))
+    return int(told) / 1000 if told.isdecimal() and len(told) <= _MAX_DIGITS else None
+
+
+def _trailer(error: Any, name: str) -> Any:
+    return next((value for key, value in error.trailing_metadata() or () if key == name), None)
 
 
 def is_named(error: grpc.RpcError) -> bool:
@@ -134,16 +136,10 @@ def is_named(error: grpc.RpcError) -> bool:
 
 
 def _named(error: Any) -> type[SlipstreamError] | None:
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            return _class_in(value)
-    return None
-
-
-def _class_in(value: bytes) -> type[SlipstreamError] | None:
     info = error_details_pb2.ErrorInfo()
     try:
-        for detail in status_pb2.Status.FromString(value).details:
+        sent = _trailer(error, "grpc-status-details-bin") or b""
+        for detail in status_pb2.Status.FromString(sent).details:
             if detail.Unpack(info) and info.domain == DOMAIN:
                 name = info.reason.title().replace("_", "")
                 return _BY_NAME.get(name)

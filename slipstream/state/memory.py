@@ -178,15 +178,9 @@ class MemoryStore:
         """Forget idle sessions while there are too many, each of the owner with the most."""
         bounds = self._bounds
         while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_bytes:
-            if len(self._all) > bounds.max_sessions:
-                used = [
-                    (share.num_sessions / bounds.max_sessions, share)
-                    for share in self._shares.values()
-                ]
-            else:
-                used = [
-                    (share.num_bytes / bounds.max_bytes, share) for share in self._shares.values()
-                ]
+            name = "sessions" if len(self._all) > bounds.max_sessions else "bytes"
+            most, shares = getattr(bounds, f"max_{name}"), self._shares.values()
+            used = [(getattr(share, f"num_{name}") / most, share) for share in shares]
             used.sort(key=lambda pair: pair[0], reverse=True)
             above = [share for part, share in used if part * len(used) > 1]
             if not any(self._forget_one(share, now) for share in above):

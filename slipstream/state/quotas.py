@@ -132,17 +132,13 @@ class MemoryQuotas:
         account.running[ticket.request] = (ticket.attempt, now_s + ttl_s)
 
     async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
-        now_s = self._clock()
-        account = self._account(ticket, now_s)
-        _pay(ticket, account, num_tokens, now_s)
+        account, now_s = self._paid(ticket, num_tokens)
         attempt, _ = account.running.get(ticket.request, (ticket.attempt, 0.0))
         if attempt == ticket.attempt:
             account.running[ticket.request] = (attempt, now_s + ttl_s)
 
     async def give_back(self, ticket: Ticket, num_tokens: int) -> None:
-        now_s = self._clock()
-        account = self._account(ticket, now_s)
-        _pay(ticket, account, num_tokens, now_s)
+        account, _ = self._paid(ticket, num_tokens)
         attempt, _ = account.running.get(ticket.request, ("", 0.0))
         if attempt == ticket.attempt:
             del account.running[ticket.request]
@@ -156,6 +152,15 @@ class MemoryQuotas:
             name: entry for name, entry in account.running.items() if entry[1] > now_s
         }
         return account
+
+    def _paid(self, ticket: Ticket, num_tokens: int) -> tuple[_Account, float]:
+        """Return the account after it was charged, and the time of that."""
+        now_s, most = self._clock(), ticket.limits.tokens_per_minute
+        account = self._account(ticket, now_s)
+        if most is not None:
+            account.tokens.fill(most, now_s)
+            account.tokens.lower(num_tokens)
+        return account, now_s
 
 
 def _waits(ticket: Ticket, account: _Account, now_s: float) -> list[tuple[str, float]]:
@@ -176,10 +181,3 @@ def _waits(ticket: Ticket, account: _Account, now_s: float) -> list[tuple[str, f
     if (most := limits.max_concurrent) is not None and len(account.running) >= most:
         waits.append(("max_concurrent", RUNNING_RETRY_S))
     return waits
-
-
-def _pay(ticket: Ticket, account: _Account, num_tokens: int, now_s: float) -> None:
-    most = ticket.limits.tokens_per_minute
-    if most is not None:
-        account.tokens.fill(most, now_s)
-        account.tokens.lower(num_tokens)

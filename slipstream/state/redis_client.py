@@ -155,7 +155,16 @@ def connect(options: StoreOptions) -> Redis:
     address = options.address()
     if address is None:
         raise InvalidRequest("there is no store_url to connect to")
-    shared = _shared(options) | {"db": address.db}
+    shared: dict[str, Any] = {
+        "db": address.db,
+        "username": options.user,
+        "password": options.secret(),
+        "socket_timeout": options.timeout_s,
+        "socket_connect_timeout": options.timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # 3 greets with a command more, and has nothing that is needed
+        "driver_info": None,  # whose commands a user may not be allowed
+    }
     pool: ConnectionPool
     if address.path:
         pool = ConnectionPool(
@@ -166,18 +175,6 @@ def connect(options: StoreOptions) -> Redis:
         shared |= _tls(address, options) | {"host": address.host, "port": address.port}
         pool = ConnectionPool(kind, MAX_CONNECTIONS, **shared)
     return Redis.from_pool(pool)  # which is closed with the client
-
-
-def _shared(options: StoreOptions) -> dict[str, Any]:
-    return {
-        "username": options.user,
-        "password": options.secret(),
-        "socket_timeout": options.timeout_s,
-        "socket_connect_timeout": options.timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,  # 3 greets with a command more, and has nothing that is needed
-        "driver_info": None,  # whose commands a user may not be allowed
-    }
 
 
 def _tls(address: Address, options: StoreOptions) -> dict[str, Any]:

@@ -241,14 +241,8 @@ def session_refused(why: str, session_id: str) -> SlipstreamError:
 def check_claim(claim: Claim) -> None:
     """Raise `InvalidRequest` for names that are not in order: they become keys and lines."""
     SessionRef(claim.session_id)
-    for name in (
-        claim.request_id,
-        claim.owner,
-        claim.holder,
-        claim.model,
-        claim.digest,
-        claim.after,
-    ):
+    names = claim.request_id, claim.owner, claim.holder, claim.model, claim.digest, claim.after
+    for name in names:
         if not (name.isascii() and name.isprintable()) and name:
             raise InvalidRequest(f"{name[:80]!r} is not one line of printable ASCII characters")
     check(claim.ttl_s > 0, "a session's ttl_s", claim.ttl_s, "above 0")

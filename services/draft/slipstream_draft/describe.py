@@ -13,8 +13,9 @@ def describe(
     drafter: Drafter, name: str, *, target: LoadedParts | None, incarnation: str, max_sessions: int
 ) -> draft_pb2.DescribeDraftResponse:
     """Return a description; `target` is None for a draft that reads no keys and values."""
-    facts = drafter.facts
-    about = draft_pb2.DescribeDraftResponse(
+    about = message_of(
+        draft_pb2.DescribeDraftResponse,
+        drafter.facts,
         identity=common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
             model_id=name,
@@ -22,17 +23,11 @@ def describe(
             vocab_size=drafter.vocab_size or 0,
             incarnation=incarnation,
         ),
-        kind=drafter.kind,
         target_layers=drafter.layers,
-        max_lag=facts.max_lag,
-        has_decision_model=facts.has_decision_model,
-        profile=message_of(draft_pb2.DraftProfile, facts.profile),
         max_sessions=max_sessions,
-        step_s=facts.step_s,
+        memory=drafter.memory and common_pb2.Memory(**drafter.memory.account()),
         dtype=drafter.dtype,
     )
-    if drafter.memory is not None:
-        about.memory.CopyFrom(common_pb2.Memory(**drafter.memory.account()))
     if target is not None:
         about.target_model_id = target.model_id
         for field in _LAYOUT:

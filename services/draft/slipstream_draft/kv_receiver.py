@@ -38,11 +38,10 @@ _LOG = logging.getLogger("slipstream.draft")
 
 
 @dataclass(frozen=True, slots=True)
-class KvAddress:
+class KvAddress(KvStreamSource):
     """Place of a session's keys and values: a replica, a session there, and its secret."""
 
     address: str
-    source: KvStreamSource
     credential: str = field(repr=False)
 
 
@@ -90,7 +89,7 @@ class KvReceiver:
             return False
         before = self.cancel()
         last = self.source
-        if last is None or (source.address, source.source) != (last.address, last.source):
+        if last is None or replace(source, credential="") != replace(last, credential=""):
             limit = self.mirror.limit
             self.mirror.free()
             self.mirror = self._new_mirror(limit)
@@ -172,13 +171,13 @@ class KvReceiver:
             aclosing(_messages(channel, self._request(source))) as messages,
         ):
             async for message in messages:
-                self._take(message, source.source)
+                self._take(message, source)
 
     def _request(self, source: KvAddress) -> target_pb2.StreamKvRequest:
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
-            session_id=source.source.session_id,
-            incarnation=source.source.incarnation,
+            session_id=source.session_id,
+            incarnation=source.incarnation,
             credential=source.credential,
             layers=self.form.layers,
             skip_from=self.mirror.gap.start,
@@ -213,4 +212,4 @@ async def _messages(
 
 
 def _names(source: KvAddress) -> tuple[str, str]:
-    return source.source.session_id, source.address
+    return source.session_id, source.address

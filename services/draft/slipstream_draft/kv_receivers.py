@@ -16,7 +16,8 @@ from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView, skippable
 from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvStreamSource, keep_freed_memory
+from slipstream.rpc.conversion.convert_common import value_from_pb
+from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, keep_freed_memory
 from slipstream.rpc.tensors import element_type
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream_draft.config import DraftConfig
@@ -174,10 +175,7 @@ class KvCatchUp:
         return KvFormat(self._layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
 
     async def ready(
-        self,
-        sequence: TokenSequence,
-        form: KvFormat | None,
-        plan: draft_pb2.Plan,
+        self, sequence: TokenSequence, form: KvFormat | None, plan: draft_pb2.Plan
     ) -> bool:
         """Read from the plan's feed, and wait for the newest; return whether there was a wait.
 
@@ -192,12 +190,7 @@ class KvCatchUp:
         wait_s = config.kv_wait_ms / 1000
         return await self._receivers.wait(session_id, count, wait_s) or has_waited
 
-    def _follow(
-        self,
-        sequence: TokenSequence,
-        form: KvFormat | None,
-        plan: draft_pb2.Plan,
-    ) -> bool:
+    def _follow(self, sequence: TokenSequence, form: KvFormat | None, plan: draft_pb2.Plan) -> bool:
         """Read keys and values from the plan's feed; return whether a stream starts."""
         if form is None or self._local is None:
             if plan.HasField("feed"):
@@ -210,7 +203,6 @@ class KvCatchUp:
         feed = plan.feed
         if not (feed.session_id and feed.incarnation):
             raise InvalidRequest("the plan's feed lacks the session or the process to read from")
-        stream = KvStreamSource(feed.session_id, feed.incarnation)
-        source = KvAddress(feed.address, stream, feed.credential)
+        source = value_from_pb(KvAddress, feed)
         skipped = skippable(len(sequence), self._config.window)
         return self._receivers.follow(sequence, source, form, num_same=num_same, skipped=skipped)

@@ -115,55 +115,50 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
+@dataclass(slots=True)
+class _Dialled:
+    channel: grpc.aio.Channel
+    num_users: int = 0
+
+
 class Channels:
     """Open channels by address, with the certificates of now. Close them all in the end."""
 
     def __init__(self, options: ChannelOptions) -> None:
         """Raises `InvalidRequest` for certificates that can't be used."""
         self._dial = Dialer(options)
-        self._used: dict[_DialledAddress, tuple[grpc.aio.Channel, int]] = {}
-        self._idle: OrderedDict[_DialledAddress, grpc.aio.Channel] = OrderedDict()
+        self._open: OrderedDict[_DialledAddress, _Dialled] = OrderedDict()
+        """The one whose use ended longest ago comes first."""
 
     @property
     def num_open(self) -> int:
         """Number of channels, used and idle."""
-        return len(self._used) + len(self._idle)
+        return len(self._open)
 
     @asynccontextmanager
     async def to(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         """Keep a channel to HOST:PORT open meanwhile."""
         key = address, self._dial.stamp()
-        channel = self._take(key)
+        if key not in self._open:
+            self._open[key] = _Dialled(self._dial(dialled(address)))
+        used = self._open[key]
+        used.num_users += 1
         try:
-            yield channel
+            yield used.channel
         finally:
-            for unused in self._give(key):
-                await unused.close()
+            used.num_users -= 1
+            self._open.move_to_end(key)
+            await self._close_idle(MAX_IDLE)
 
     async def close(self) -> None:
         """Close channels without users."""
-        while self._idle:
-            await self._idle.popitem()[1].close()
+        await self._close_idle(0)
 
-    def _take(self, key: _DialledAddress) -> grpc.aio.Channel:
-        if key in self._used:
-            channel, num_users = self._used[key]
-        elif key in self._idle:
-            channel, num_users = self._idle.pop(key), 0
-        else:
-            channel, num_users = self._dial(dialled(key[0])), 0
-        self._used[key] = (channel, num_users + 1)
-        return channel
-
-    def _give(self, key: _DialledAddress) -> list[grpc.aio.Channel]:
-        """Return the channels to close: one too many, and those with outdated certificates."""
-        channel, num_users = self._used.pop(key)
-        if num_users > 1:
-            self._used[key] = (channel, num_users - 1)
-            return []
-        self._idle[key] = channel
+    async def _close_idle(self, most: int) -> None:
+        """Close channels without users: too many, and those with outdated certificates."""
         stamp = self._dial.stamp()
-        outdated = [self._idle.pop(old) for old in tuple(self._idle) if old[1] != stamp]
-        if len(self._idle) > MAX_IDLE:
-            outdated.append(self._idle.popitem(last=False)[1])
-        return outdated
+        idle = [key for key, one in self._open.items() if not one.num_users]
+        current = [key for key in idle if key[1] == stamp]
+        kept = current[max(0, len(current) - most) :]
+        for channel in [self._open.pop(key).channel for key in idle if key not in kept]:
+            await channel.close()

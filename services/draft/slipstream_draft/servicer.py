@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from slipstream.core.draft.ngram_draft import NgramDraft
-from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
+from slipstream.core.errors import HandshakeError, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming
@@ -24,9 +24,9 @@ from slipstream.drafting.checks import check_delta, check_plan, check_session
 from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
-from slipstream.rpc.conversion.convert_common import ahead_to_pb, proposal_to_pb
+from slipstream.rpc.conversion.convert_common import ahead_to_pb, proposal_to_pb, value_from_pb
 from slipstream.rpc.kv import KvFormat
-from slipstream.rpc.leases import Inbox, Lease, Leases
+from slipstream.rpc.leases import Lease, Leases, kind_of
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -99,11 +99,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if opening is None:
             return
         stream = await self._open(opening)
-        inbox = Inbox(request_iterator, stream.lease)
         try:
             opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
             yield draft_pb2.SpeculateResponse(opened=opened)
-            async with aclosing(self._answers(inbox, stream)) as answers:
+            async with aclosing(self._answers(request_iterator, stream)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
@@ -151,8 +150,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         instruments.total(catalog.KV_RECEIVED, load.kv_streamed_bytes)
 
     async def _open(self, message: draft_pb2.SpeculateRequest) -> SpeculateStream:
-        if message.WhichOneof("message") != "open":
-            raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
+        kind_of(message, ("open",), "a stream opens a session first")
         asked = message.open
         require_agreement("the target of this draft", target_expectations(self.about, asked))
         if not asked.target.vocab_size:
@@ -172,18 +170,18 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
 
     async def _answers(
-        self, inbox: Inbox[draft_pb2.SpeculateRequest], stream: SpeculateStream
+        self, messages: AsyncIterator[draft_pb2.SpeculateRequest], stream: SpeculateStream
     ) -> AsyncGenerator[draft_pb2.SpeculateResponse, None]:
         """Answer message after message; what was proposed goes on until the next one comes."""
-        message = await inbox.next()
+        message = await stream.lease.next(messages)
         while message is not None:
             yield await self._answer(message, stream)
             if message.HasField("park"):
                 return
             if self._batched is None or not (num_nodes := message.propose.plan.ahead):
-                message = await inbox.next()
+                message = await stream.lease.next(messages)
                 continue
-            upcoming = asyncio.ensure_future(inbox.next())
+            upcoming = asyncio.ensure_future(stream.lease.next(messages))
             try:
                 trees = gone_on(self._batched, stream.sequence, num_nodes, until=upcoming)
                 async for tree in trees:
@@ -195,25 +193,22 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _answer(
         self, message: draft_pb2.SpeculateRequest, stream: SpeculateStream
     ) -> draft_pb2.SpeculateResponse:
-        match message.WhichOneof("message"):
-            case "propose":
-                with self._telemetry.answering(message) as reply:
-                    proposed = await self._propose(message.propose, stream, reply)
-                return draft_pb2.SpeculateResponse(proposed=proposed)
-            case "park":
-                if self._batched is not None and not stream.lease.is_revoked:
-                    await self._batched.park(stream.lease.session_id)
-                await self._leases.park(stream.lease, message.park.ttl_ms / 1000)
-                self._receivers.park(stream.lease.session_id)
-                return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
-            case _:
-                raise InvalidRequest(f"an open stream proposes or parks, but got {_kind(message)}")
+        kind = kind_of(message, ("propose", "park"), "an open stream proposes or parks")
+        if kind == "propose":
+            with self._telemetry.answering(message) as reply:
+                proposed = await self._propose(message.propose, stream, reply)
+            return draft_pb2.SpeculateResponse(proposed=proposed)
+        if self._batched is not None and not stream.lease.is_revoked:
+            await self._batched.park(stream.lease.session_id)
+        await self._leases.park(stream.lease, message.park.ttl_ms / 1000)
+        self._receivers.park(stream.lease.session_id)
+        return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
 
     async def _propose(
         self, message: draft_pb2.Propose, stream: SpeculateStream, reply: Reply | None
     ) -> draft_pb2.Proposed:
         arrived = _clock()
-        delta, plan = convert.delta_from_pb(message.delta), convert.plan_from_pb(message.plan)
+        delta, plan = convert.delta_from_pb(message.delta), value_from_pb(Plan, message.plan)
         check_delta(delta, stream.sequence.session, stream.vocab_size)
         stream.sequence = delta.applied(stream.sequence)
         check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)
@@ -266,7 +261,3 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 def register(servicer: DraftServicer) -> Register:
     """Return the function that adds the service to a server."""
     return lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
-
-
-def _kind(message: draft_pb2.SpeculateRequest) -> str:
-    return message.WhichOneof("message") or "an empty message"

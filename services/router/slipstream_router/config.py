@@ -24,6 +24,11 @@ MAX_FIELDS = 10_000
 """Most fields of a message to a router; prompts of `MAX_MESSAGES` and all options have fewer."""
 ALLOW, REFUSE = "allow", "refuse"
 """New requests while the store does not answer."""
+_CONNECTIONS = (
+    *("max_streams", "max_connections"),
+    *("max_connection_idle_s", "max_connection_age_s", "max_connection_age_grace_s"),
+)
+"""Options of the server by the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,19 +163,9 @@ class RouterConfig:
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""
-        return ServerOptions(
-            address=self.listen.address,
-            max_message_bytes=self.listen.max_message_bytes,
-            max_streams=self.max_streams,
-            grace_s=self.listen.grace_s,
-            max_connections=self.max_connections,
-            max_connection_idle_s=self.max_connection_idle_s,
-            max_connection_age_s=self.max_connection_age_s,
-            max_connection_age_grace_s=self.max_connection_age_grace_s,
-            limits=CallLimits(self.send_timeout_s, self.request_timeout_s, MAX_FIELDS),
-            tls=self.tls.server(),
-            health_address=self.listen.health_address,
-        )
+        limits = CallLimits(self.send_timeout_s, self.request_timeout_s, MAX_FIELDS)
+        own = {name: getattr(self, name) for name in _CONNECTIONS}
+        return self.listen.server_options(self.tls, limits=limits, **own)
 
     def heartbeat(self) -> Heartbeat:
         """Return the interval and the time limit of heartbeats."""

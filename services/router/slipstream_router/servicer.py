@@ -19,17 +19,14 @@ from slipstream.core.request.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.core.request.prompt import (
-    check_num_bytes,
-    check_num_messages,
-    check_token_range,
-)
+from slipstream.core.request.prompt import check_num_bytes, check_num_messages, check_token_range
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import check_tools_bytes
+from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
-from slipstream.rpc.conversion.convert_info import model_info_to_pb, server_info_to_pb
+from slipstream.rpc.conversion.convert_info import model_info_to_pb
 from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -40,7 +37,7 @@ from slipstream_router.limits import Admission, KeyLimits, num_tokens
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet
 from slipstream_router.replicas.probes import DescribedDraft
 from slipstream_router.request_runner import RequestRunner, RouterCall, Send
-from slipstream_router.request_telemetry import RequestRecorder, RouterTelemetry
+from slipstream_router.request_telemetry import RouterTelemetry
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
 GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
@@ -74,34 +71,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._started = clock()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
-        with self._telemetry.request(GENERATE, context.invocation_metadata()) as recorder:
-            key = self._enter(request, context, request.generation.prompt)
-            asked = generation_from_pb(request.generation)
-            recorder.record_request(asked, is_stream=False)
-            if asked.num_received:
-                raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
-            if asked.ask.with_rounds:
-                raise InvalidRequest("with_rounds is given, but Generate answers without rounds")
-            chunks: list[Chunk] = []
+        chunks: list[Chunk] = []
 
-            async def keep(chunk: Chunk) -> None:
-                chunks.append(chunk)
+        async def keep(chunk: Chunk) -> None:
+            chunks.append(chunk)
 
-            await self._run(asked, key, context, recorder, keep)
-            return result_to_pb(collected(chunks))
+        await self._run(request, context, keep, is_stream=False)
+        return result_to_pb(collected(chunks))
 
     async def GenerateStream(  # type: ignore[override]  # a coroutine that writes
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> None:
-        with self._telemetry.request(STREAM, context.invocation_metadata()) as recorder:
-            key = self._enter(request, context, request.generation.prompt)
-            asked = generation_from_pb(request.generation)
-            recorder.record_request(asked, is_stream=True)
+        async def send(chunk: Chunk) -> None:
+            await context.write(chunk_to_pb(chunk))
 
-            async def send(chunk: Chunk) -> None:
-                await context.write(chunk_to_pb(chunk))
-
-            await self._run(asked, key, context, recorder, send)
+        await self._run(request, context, send, is_stream=True)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         key, parts = self._enter(request, context, request.prompt), self._parts
@@ -152,7 +136,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             num_sessions=await parts.store.count() or 0,
             replicas=parts.fleet.infos(),
         )
-        return server_info_to_pb(info)
+        return message_of(pb.GetServerInfoResponse, info)
 
     async def DeleteSession(
         self, request: pb.DeleteSessionRequest, context: Any
@@ -169,19 +153,26 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         refuse_unknown(request)
         return key
 
-    async def _run(
-        self, asked: Generation, key: Key, context: Any, recorder: RequestRecorder, send: Send
-    ) -> None:
+    async def _run(self, request: Any, context: Any, send: Send, *, is_stream: bool) -> None:
         """Run a request within the limits of its key; each chunk is counted before it is sent."""
-        remaining, parts = self._remaining(context), self._parts
-        async with parts.limits.admitted(key, asked, remaining) as charge:
+        method, parts = STREAM if is_stream else GENERATE, self._parts
+        with self._telemetry.request(method, context.invocation_metadata()) as recorder:
+            key = self._enter(request, context, request.generation.prompt)
+            asked = generation_from_pb(request.generation)
+            recorder.record_request(asked, is_stream=is_stream)
+            if asked.num_received and not is_stream:
+                raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
+            if asked.ask.with_rounds and not is_stream:
+                raise InvalidRequest("with_rounds is given, but Generate answers without rounds")
+            remaining = self._remaining(context)
+            async with parts.limits.admitted(key, asked, remaining) as charge:
 
-            async def counted(chunk: Chunk) -> None:
-                await charge(num_tokens(chunk))
-                recorder.record_chunk(chunk)
-                await send(chunk)
+                async def counted(chunk: Chunk) -> None:
+                    await charge(num_tokens(chunk))
+                    recorder.record_chunk(chunk)
+                    await send(chunk)
 
-            await parts.runner.run(RouterCall(asked, key.name, remaining, recorder, counted))
+                await parts.runner.run(RouterCall(asked, key.name, remaining, recorder, counted))
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:
         """Seconds until the caller's deadline, also after the call has ended."""

@@ -250,9 +250,7 @@ class KvStreams:
                 break
             # The next slice is made while this one is sent.
             written, following = await asyncio.gather(
-                self._write(stream, messages),
-                self._next(stream, sender),
-                return_exceptions=True,
+                self._write(stream, messages), self._next(stream, sender), return_exceptions=True
             )
             if written is not None:
                 raise written

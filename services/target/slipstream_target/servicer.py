@@ -12,14 +12,10 @@ from typing import Any
 
 import grpc
 
-from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync, check_fits
+from slipstream.core.errors import Cancelled, SessionOutOfSync, check_fits
 from slipstream.core.types import ReplyTiming
-from slipstream.rpc.conversion.convert import (
-    session_from_pb,
-    verdict_to_pb,
-    verify_from_pb,
-)
-from slipstream.rpc.leases import Inbox, Leases
+from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
+from slipstream.rpc.leases import Leases, kind_of
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.service_options import SessionOptions
@@ -78,19 +74,16 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._target.thread.close()
 
     async def Verify(
-        self,
-        request_iterator: AsyncIterator[target_pb2.VerifyRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Context
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
         opening = await anext(request_iterator, None)
         if opening is None:
             return
         stream = await self._open(opening)
-        inbox = Inbox(request_iterator, stream.lease)
         try:
             opened = target_pb2.TargetOpened(kv_credential=stream.credential)
             yield target_pb2.VerifyResponse(opened=opened)
-            async with aclosing(self._answers(inbox, stream)) as answers:
+            async with aclosing(self._answers(request_iterator, stream)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
@@ -111,9 +104,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             _LOG.debug("a reader of session %s has left: %s", request.session_id, error)
 
     async def DescribeTarget(
-        self,
-        request: target_pb2.DescribeTargetRequest,
-        context: Context,
+        self, request: target_pb2.DescribeTargetRequest, context: Context
     ) -> target_pb2.DescribeTargetResponse:
         if request.with_tokenizer:
             return self.about
@@ -123,9 +114,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return answer
 
     async def GetTargetLoad(
-        self,
-        request: target_pb2.GetTargetLoadRequest,
-        context: Context,
+        self, request: target_pb2.GetTargetLoadRequest, context: Context
     ) -> target_pb2.GetTargetLoadResponse:
         return target_pb2.GetTargetLoadResponse(load=self.load())
 
@@ -165,8 +154,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         total(catalog.KV_SENT, load.kv_streamed_bytes)
 
     async def _open(self, message: target_pb2.VerifyRequest) -> VerifyStream:
-        if message.WhichOneof("message") != "open":
-            raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
+        kind_of(message, ("open",), "a stream opens a session first")
         opening = message.open
         require_agreement(
             "this target", identity_expectations(self.about.identity, opening.expected)
@@ -188,31 +176,24 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return stream
 
     async def _answers(
-        self, inbox: Inbox[target_pb2.VerifyRequest], stream: VerifyStream
+        self, messages: AsyncIterator[target_pb2.VerifyRequest], stream: VerifyStream
     ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
         """Answer message after message; nothing comes after a session is parked."""
-        while (message := await inbox.next()) is not None:
-            match message.WhichOneof("message"):
-                case "verify":
-                    arrived = time.perf_counter()
-                    trace = trace_from_pb(message.trace)
-                    with self._replies.answering("target.verify", trace) as reply:
-                        pending = self._begin(message.verify, stream)
-                        if stream.max_queue_s is not None and await pending.is_queued():
-                            yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
-                        done = await pending.done()
-                        self._record(done, stream, reply)
-                    service_s = time.perf_counter() - arrived
-                    timing = ReplyTiming(service_s, done.queue_s, done.engine_s)
-                    verdict = verdict_to_pb(done.result(), timing)
-                    yield target_pb2.VerifyResponse(verdict=verdict)
-                    stream.notify()  # once it is on its way: nothing waits for the readers
-                case "park":
-                    yield await self._park(message.park, stream)
-                    return
-                case _:
-                    kind = _kind(message)
-                    raise InvalidRequest(f"an open stream verifies or parks, but got {kind}")
+        while (message := await stream.lease.next(messages)) is not None:
+            kind = kind_of(message, ("verify", "park"), "an open stream verifies or parks")
+            if kind == "park":
+                yield await self._park(message.park, stream)
+                return
+            arrived = time.perf_counter()
+            with self._replies.answering("target.verify", trace_from_pb(message.trace)) as reply:
+                pending = self._begin(message.verify, stream)
+                if stream.max_queue_s is not None and await pending.is_queued():
+                    yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
+                done = await pending.done()
+                self._record(done, stream, reply)
+            timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
+            yield target_pb2.VerifyResponse(verdict=verdict_to_pb(done.result(), timing))
+            stream.notify()  # once it is on its way: nothing waits for the readers
 
     def _begin(self, message: target_pb2.VerifyProposal, stream: VerifyStream) -> PendingRequest:
         """Begin a round. The engine checks its tokens; a round that it refuses ends the stream."""
@@ -278,7 +259,3 @@ def register(servicer: TargetServicer) -> Register:
         server.add_registered_method_handlers(SERVICE, {"StreamKv": stream_kv})
 
     return add
-
-
-def _kind(message: target_pb2.VerifyRequest) -> str:
-    return message.WhichOneof("message") or "an empty message"

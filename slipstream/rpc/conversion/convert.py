@@ -7,14 +7,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.row_costs import MAX_POINTS, Offer, RowCosts
 from slipstream.core.sequence import Delta
-from slipstream.core.types import (
-    Plan,
-    Proposal,
-    ReplyTiming,
-    SamplingParams,
-    Session,
-    Verdict,
-)
+from slipstream.core.types import Plan, Proposal, ReplyTiming, SamplingParams, Session, Verdict
 from slipstream.rpc.conversion.convert_common import (
     check_verdict_counts,
     logprobs_from_pb,
@@ -74,16 +67,10 @@ def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
     return message_of(draft_pb2.Plan, plan, feed=feed)
 
 
-def plan_from_pb(message: draft_pb2.Plan) -> Plan:
-    """The plan; its feed stays on the wire."""
-    return value_from_pb(Plan, message)
-
-
 def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
     """A round that is asked for; targets need no statistics. Raises what `proposal_to_pb` does."""
     return target_pb2.VerifyProposal(
-        delta=delta_to_pb(delta),
-        proposal=proposal_to_pb(proposal, with_stats=False),
+        delta=delta_to_pb(delta), proposal=proposal_to_pb(proposal, with_stats=False)
     )
 
 
@@ -153,22 +140,17 @@ def _costs_from_pb(message: target_pb2.Verdict) -> RowCosts | None:
     return RowCosts(((1, 1.0), *points)) if points else None
 
 
+_TIMES = {f"{name}_us": f"{name}_s" for name in ("queue", "engine", "kv_wait")}
+_TIMES |= {"total_us": "service_s"}
+
+
 def timing_to_pb(timing: ReplyTiming) -> common_pb2.ReplyTiming:
     """Whole microseconds."""
-    return common_pb2.ReplyTiming(
-        total_us=round(timing.service_s * 1e6),
-        queue_us=round(timing.queue_s * 1e6),
-        engine_us=round(timing.engine_s * 1e6),
-        kv_wait_us=round(timing.kv_wait_s * 1e6),
-    )
+    times = {wire: round(getattr(timing, own) * 1e6) for wire, own in _TIMES.items()}
+    return common_pb2.ReplyTiming(**times)
 
 
 def timing_from_pb(message: common_pb2.ReplyTiming, *, serialisation_s: float) -> ReplyTiming:
     """Seconds, with the caller's own part."""
-    return ReplyTiming(
-        message.total_us / 1e6,
-        message.queue_us / 1e6,
-        message.engine_us / 1e6,
-        message.kv_wait_us / 1e6,
-        serialisation_s,
-    )
+    times = {own: getattr(message, wire) / 1e6 for wire, own in _TIMES.items()}
+    return ReplyTiming(**times, serialisation_s=serialisation_s)

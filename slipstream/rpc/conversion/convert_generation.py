@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination, check
@@ -24,10 +25,7 @@ from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
 from slipstream.core.text.text import check_unicode
 from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
-from slipstream.rpc.conversion.convert_common import (
-    message_of,
-    value_from_pb,
-)
+from slipstream.rpc.conversion.convert_common import message_of, value_from_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _MAX_UINT32 = 2**32 - 1
@@ -84,10 +82,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         speculation=speculation_from_pb(message.speculation),
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
-        raw=form.raw,
-        allow_special_tokens=form.allow_special_tokens,
-        tools=form.tools,
-        continue_final=form.continue_final,
+        **{field.name: getattr(form, field.name) for field in fields(form)},
     )
 
 

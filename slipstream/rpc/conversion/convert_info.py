@@ -5,6 +5,9 @@ before any use.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.core.policy.backoff import OverlapGain
@@ -13,13 +16,8 @@ from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.request import MODEL_DEFAULTS, ModelFacts
 from slipstream.core.request.server_info import ServerInfo
-from slipstream.core.request.tools import ToolFormat
 from slipstream.core.types import SamplingParams
-from slipstream.rpc.conversion.convert_common import (
-    TOOL_FORMAT,
-    message_of,
-    value_from_pb,
-)
+from slipstream.rpc.conversion.convert_common import TOOL_FORMAT, message_of, value_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -41,11 +39,6 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
     return value_from_pb(ModelInfo, message, sampling_defaults=defaults)
 
 
-def server_info_to_pb(info: ServerInfo) -> pb.GetServerInfoResponse:
-    """Convert a router and its replicas."""
-    return message_of(pb.GetServerInfoResponse, info)
-
-
 def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
     """Convert a router and its replicas."""
     return value_from_pb(ServerInfo, message)
@@ -64,19 +57,19 @@ def check_identity(identity: common_pb2.ModelIdentity) -> None:
             f"it speaks version {identity.protocol_version} of the protocol, but this router"
             f" version {PROTOCOL_VERSION}"
         )
-    _check_name("model id", identity.model_id)
-    _check_name("tokenizer hash", identity.tokenizer_hash)
-    _check_name("incarnation", identity.incarnation)
-    _check_name("weights' digest", identity.weights_digest)
-    _check_name("revision", identity.revision)
+    names = ("model_id", "tokenizer_hash", "incarnation", "weights_digest", "revision")
+    _check_names(identity, *names)
 
 
-def _check_name(name: str, value: str) -> None:
+def _check_names(message: Any, *names: str) -> None:
     """Raise `HandshakeError` for a name that does not fit into logs, answers and metrics."""
-    if len(value) > MAX_NAME_CHARS or not value.isprintable():
-        raise HandshakeError(
-            f"its {name} is {value[:40]!r}, but must be up to {MAX_NAME_CHARS} printable characters"
-        )
+    for name in names:
+        value = getattr(message, name)
+        if len(value) > MAX_NAME_CHARS or not value.isprintable():
+            raise HandshakeError(
+                f"its {name} is {value[:40]!r}, but must be up to {MAX_NAME_CHARS} printable"
+                " characters"
+            )
 
 
 def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFacts:
@@ -90,49 +83,43 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
     ):
         if not value:
             raise HandshakeError(f"it says nothing of its {name}")
-    _check_name("numerics", message.numerics)
-    _check_name("engine", message.engine)
-    _check_name("dtype", message.dtype)
-    _check_name("advertised address", message.advertised_address)
+    _check_names(message, "numerics", "engine", "dtype", "advertised_address")
     if len(message.stop_token_ids) > MAX_STOP_TOKENS:
         raise HandshakeError(
             f"it has {len(message.stop_token_ids)} stop tokens, above {MAX_STOP_TOKENS}"
         )
-    try:
+    with _usable("sampling defaults"):
         defaults = _defaults_from_pb(message.sampling_defaults)
-    except InvalidRequest as error:
-        raise HandshakeError(f"its sampling defaults can't be used: {error}") from None
+    with _usable("tool format"):
+        tool_format = TOOL_FORMAT.from_pb(message.tool_format)
     return value_from_pb(
         ModelFacts,
         message,
         model_id=identity.model_id,
         vocab_size=identity.vocab_size,
         stop_token_ids=frozenset(message.stop_token_ids),
-        tool_format=_tool_format(message.tool_format),
+        tool_format=tool_format,
         is_fallback=message.engine == "torch",
         sampling_defaults=defaults,
     )
 
 
-def _tool_format(number: int) -> ToolFormat | None:
+@contextmanager
+def _usable(name: str) -> Iterator[None]:
     try:
-        return TOOL_FORMAT.from_pb(number)
+        yield
     except InvalidRequest as error:
-        raise HandshakeError(f"its {error}") from None
+        raise HandshakeError(f"its {name} can't be used: {error}") from None
 
 
 def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
     """Convert facts to check requests with. Raises `HandshakeError` for impossible ones."""
-    _check_name("kind", message.kind)
-    _check_name("target model", message.target_model_id)
-    _check_name("dtype", message.dtype)
+    _check_names(message, "kind", "target_model_id", "dtype")
     if message.kind not in DRAFTERS:
         known = ", ".join(DRAFTERS)
         raise HandshakeError(f"it is a draft of kind {message.kind!r}, but known are {known}")
-    try:
+    with _usable("profile"):
         profile = _profile_from_pb(message.profile)
-    except InvalidRequest as error:
-        raise HandshakeError(f"its profile can't be used: {error}") from None
     step_s = message.step_s if 0 < message.step_s < math.inf else None
     own = {"profile": profile, "step_s": step_s, "overlap_gain": OverlapGain()}
     return value_from_pb(DraftFacts, message, **own)

@@ -111,7 +111,8 @@ def test_a_model_is_the_same_on_the_other_side(model):
 
 @given(values_of(ServerInfo))
 def test_a_router_is_the_same_on_the_other_side(server):
-    assert info.server_info_from_pb(over_the_wire(info.server_info_to_pb(server))) == server
+    told = info.message_of(pb.GetServerInfoResponse, server)
+    assert info.server_info_from_pb(over_the_wire(told)) == server
 
 
 @pytest.mark.parametrize(
@@ -212,4 +213,4 @@ def test_an_offer_that_can_not_be_is_none_and_the_verdict_counts(change):
 
 def test_a_plan_s_prices_come_as_they_were_sent():
     plan = Plan(4, 15, worth=0.125, row_prices=(0.25, 0.5))
-    assert convert.plan_from_pb(convert.plan_to_pb(plan, None)) == plan
+    assert convert.value_from_pb(Plan, convert.plan_to_pb(plan, None)) == plan

@@ -1,9 +1,11 @@
 """All replicas of both roles: the models, and the choice of replicas for a request."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slipstream.core.errors import (
     InvalidRequest,
@@ -17,10 +19,9 @@ from slipstream.core.policy.profile import NGRAM, DraftFacts
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.rpc.exchange import Peer
-from slipstream_router.replicas.heartbeat import Epoch
 from slipstream_router.replicas.pool import Pool, chosen
-from slipstream_router.replicas.probes import DescribedDraft, DescribedTarget, fits
-from slipstream_router.replicas.replica import D, Replica
+from slipstream_router.replicas.probes import D, DescribedDraft, DescribedTarget, fits
+from slipstream_router.replicas.replica import Replica
 
 _LOG = logging.getLogger("slipstream.router")
 NO_TARGET = "no target has been reached yet"
@@ -34,13 +35,13 @@ class ChosenTarget:
 
     replica: Replica[DescribedTarget]
     model: DescribedTarget
-    epoch: Epoch
+    epoch: asyncio.Future[str]
     """Epoch of the replica, which ends as soon as it is lost, even if it is back at once."""
 
     @property
     def peer(self) -> Peer:
         """Return how the replica is reached, until it is lost."""
-        return replace(self.replica.peer, lost=self.epoch.lost)
+        return replace(self.replica.peer, lost=partial(asyncio.shield, self.epoch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +160,19 @@ class Fleet:
         """The replica that is to verify, no `excluded` one. Raises `Unavailable` without any."""
         ready = _described(self._targets.ready())
         admitted = [pair for pair in ready if wanted.admits(pair[1])]
-        fitting = {
-            replica.address: (replica, model)
-            for replica, model in admitted
-            if model.name == wanted.model_id and replica.address not in excluded
-        }
-        replica = chosen([pair[0] for pair in fitting.values()], wanted.sticky)
-        if replica is None:
+        fitting = [pair for pair in admitted if pair[1].name == wanted.model_id]
+        found = _chosen(fitting, wanted.sticky, excluded)
+        if found is None:
             raise Unavailable(_without(wanted, has_others=bool(ready) and not admitted))
-        return ChosenTarget(*fitting[replica.address], replica.epoch)
+        return ChosenTarget(*found, found[0].epoch)
 
     def draft(
         self, target: ChosenTarget, kind: str, *, sticky: str | None, excluded: Collection[str]
     ) -> tuple[Replica[DescribedDraft], DescribedDraft] | None:
         """The replica that is to guess for the target; None when there is none."""
-        fitting = {
-            replica.address: (replica, model)
-            for replica, model in _described(self._drafts.ready())
-            if model.name == kind and replica.address not in excluded and fits(target.model, model)
-        }
-        replica = chosen([pair[0] for pair in fitting.values()], sticky)
-        return None if replica is None else fitting[replica.address]
+        ready = _described(self._drafts.ready())
+        fitting = [pair for pair in ready if pair[1].name == kind and fits(target.model, pair[1])]
+        return _chosen(fitting, sticky, excluded)
 
     def relieve(
         self, address: str, target: ChosenTarget, kind: str, *, excluded: Collection[str]
@@ -238,10 +231,9 @@ class Fleet:
 
     def at(self, address: str | None) -> ChosenTarget | None:
         """The ready target at an address."""
-        for replica, model in _described(self._targets.ready()):
-            if replica.address == address:
-                return ChosenTarget(replica, model, replica.epoch)
-        return None
+        ready = _described(self._targets.ready())
+        found = (ChosenTarget(*pair, pair[0].epoch) for pair in ready if pair[0].address == address)
+        return next(found, None)
 
     def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
         """The ready draft at an address."""
@@ -252,6 +244,14 @@ class Fleet:
 
 def _described(replicas: Iterable[Replica[D]]) -> list[tuple[Replica[D], D]]:
     return [(replica, replica.described) for replica in replicas if replica.described is not None]
+
+
+def _chosen(
+    pairs: Sequence[tuple[Replica[D], D]], sticky: str | None, excluded: Collection[str]
+) -> tuple[Replica[D], D] | None:
+    fitting = {pair[0].address: pair for pair in pairs if pair[0].address not in excluded}
+    replica = chosen([pair[0] for pair in fitting.values()], sticky)
+    return None if replica is None else fitting[replica.address]
 
 
 def _without(wanted: TargetNeeds, *, has_others: bool) -> str:

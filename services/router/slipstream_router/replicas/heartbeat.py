@@ -52,31 +52,3 @@ async def while_both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T])
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Epoch:
-    """Time from a replica's description until it is lost. Another one begins when it is back.
-
-    The runner of a request on a replica takes its `epoch` when the request is placed, and races
-    `lost` against whatever it waits for. A replica that drains is not lost.
-    """
-
-    def __init__(self) -> None:
-        self._lost = asyncio.Event()
-        self._reason = ""
-
-    @property
-    def is_lost(self) -> bool:
-        """Return whether it is over: what runs on the replica gets no answer any more."""
-        return self._lost.is_set()
-
-    async def lost(self) -> str:
-        """Wait until it is over; why. May be cancelled, and awaited by many."""
-        await self._lost.wait()
-        return self._reason
-
-    def end(self, reason: str) -> None:
-        """End it for good. Again changes nothing."""
-        if not self.is_lost:
-            self._reason = reason
-            self._lost.set()

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic
 
@@ -24,8 +25,8 @@ from slipstream.rpc.channel import Dialer, check_address
 from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
 from slipstream_router.replicas.heartbeat import Heartbeat
-from slipstream_router.replicas.probes import Probe
-from slipstream_router.replicas.replica import D, Hooks, Replica
+from slipstream_router.replicas.probes import D, Probe
+from slipstream_router.replicas.replica import Hooks, Replica
 
 POLL_S = 1.0
 DNS_POLL_S = 5.0
@@ -38,6 +39,7 @@ _LOG = logging.getLogger("slipstream.router")
 Addresses = frozenset[str]
 Pause = Callable[[float], Awaitable[None]]
 Ask = Callable[[], Awaitable[Addresses]]
+AskRegistry = Callable[[], Awaitable[Collection[str]]]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Source = Callable[[], AsyncIterator[Addresses]]
 """Yields the first list of a role's addresses, and each that differs. May end, as a fixed list."""
@@ -84,7 +86,7 @@ def polled(ask: Ask, *, poll_s: float, pause: Pause) -> Source:
 class LingeringSource:
     """A source whose addresses stay named for a while: a lost list is soon whole again."""
 
-    def __init__(self, ask: Ask, clock: Clock) -> None:
+    def __init__(self, ask: AskRegistry, clock: Clock) -> None:
         self._ask = ask
         self._clock = clock
         self._seen: dict[str, float] = {}
@@ -103,7 +105,7 @@ class LingeringSource:
 def parse_source(
     items: Sequence[str],
     *,
-    registered: Ask | None = None,
+    registered: AskRegistry | None = None,
     pause: Pause = asyncio.sleep,
     resolve: Resolve | None = None,
 ) -> Source:
@@ -178,12 +180,7 @@ class Sources:
 
     def _source(self, items: Sequence[str], role: ReplicaRole) -> Source:
         registry = self._registry
-        if registry is None:
-            return parse_source(items)
-
-        async def registered() -> Addresses:
-            return frozenset(await registry.live(role))
-
+        registered = None if registry is None else partial(registry.live, role)
         return parse_source(items, registered=registered)
 
 

@@ -25,32 +25,15 @@ from slipstream_router.encoder import ModelText, open_text
 
 DESCRIBE_LIMIT_S = 30.0
 R = TypeVar("R", bound=Message)
+D = TypeVar("D", bound="DescribedTarget | DescribedDraft")
 Description = target_pb2.DescribeTargetResponse | draft_pb2.DescribeDraftResponse
-D = TypeVar("D", bound=Description)
-S = TypeVar("S", bound="SelfDescription[Any]")
 
 
 @dataclass(frozen=True, slots=True)
-class SelfDescription(Generic[D]):
-    """Description of a replica, as it answered."""
+class DescribedTarget:
+    """A target as it answered, with the text of its model by the tokenizer that it gave out."""
 
-    description: D
-
-    @property
-    def incarnation(self) -> str:
-        """Names the process."""
-        return self.description.identity.incarnation
-
-    @property
-    def dtype(self) -> str:
-        """Element type of its weights; empty where it is no model."""
-        return self.description.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class DescribedTarget(SelfDescription[target_pb2.DescribeTargetResponse]):
-    """A target, with the text of its model by the tokenizer that it gave out."""
-
+    description: target_pb2.DescribeTargetResponse
     facts: ModelFacts
     text: ModelText
 
@@ -65,16 +48,17 @@ class DescribedTarget(SelfDescription[target_pb2.DescribeTargetResponse]):
         return self.description.identity.weights_digest
 
     @property
-    def engine(self) -> str:
-        """Engine that computes it: native or torch."""
-        return self.description.engine
+    def reported(self) -> dict[str, Any]:
+        """Return what a router reports of it."""
+        about = {"engine": self.description.engine, "weights_digest": self.weights_digest}
+        return {"model": self.name, **_process(self.description), **about}
 
     @property
     def arithmetic(self) -> str:
         """Equal where the same text gives the same tokens: weights, element type, numerics, and
         what computes."""
         about = self.description
-        return f"{self.weights_digest[:16]} {self.dtype} {about.numerics} {self.engine}"
+        return f"{self.weights_digest[:16]} {about.dtype} {about.numerics} {about.engine}"
 
     @property
     def tokenizer_hash(self) -> str:
@@ -83,9 +67,10 @@ class DescribedTarget(SelfDescription[target_pb2.DescribeTargetResponse]):
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
-    """A draft."""
+class DescribedDraft:
+    """A draft as it answered."""
 
+    description: draft_pb2.DescribeDraftResponse
     facts: DraftFacts
 
     @property
@@ -93,7 +78,10 @@ class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
         """The kind of drafter."""
         return self.facts.kind
 
-    weights_digest = engine = ""  # what drafts compute changes no token
+    @property
+    def reported(self) -> dict[str, Any]:
+        """Return what a router reports of it; what it computes changes no token."""
+        return {"model": self.name, **_process(self.description)}
 
     @property
     def reads_keys(self) -> bool:
@@ -101,16 +89,37 @@ class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
         return bool(self.description.target_layers)
 
 
-class Probe(Generic[S]):
+def _process(about: Description) -> dict[str, str]:
+    return {"incarnation": about.identity.incarnation, "dtype": about.dtype}
+
+
+class Probe(Generic[D]):
     """Calls that describe the replicas of a role."""
 
     role: ReplicaRole
     service: str
     """Full name of the service that the replicas have."""
 
-    async def describe(self, channel: grpc.aio.Channel) -> S:
+    async def describe(self, channel: grpc.aio.Channel) -> D:
         """Return the replica's description. Raises `HandshakeError` for one that can't be used."""
         raise NotImplementedError
+
+    async def _described(
+        self,
+        channel: grpc.aio.Channel,
+        name: str,
+        request: Message,
+        kind: type[R],
+        *,
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> R:
+        method, limit_s = f"/{self.service}/{name}", DESCRIBE_LIMIT_S
+        try:
+            return await call_unary(
+                channel, method, request, kind, timeout_s=limit_s, max_bytes=max_bytes
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error) from None
 
     loads: tuple[str, type[Message], type[Any]]
     """Method that returns its load, its request and its answer."""
@@ -138,19 +147,27 @@ class TargetProbe(Probe[DescribedTarget]):
 
     async def describe(self, channel: grpc.aio.Channel) -> DescribedTarget:
         """See `Probe.describe`; a tokenizer with another hash than described can't be used."""
-        answer = await _describe_target(channel, with_tokenizer=False)
+        answer = await self._answer(channel)
         check_identity(answer.identity)
         facts = model_facts_from_pb(answer)
         key = (facts.model_id, answer.identity.tokenizer_hash)
         text = self._texts.get(key)
         if text is None:
-            files = (await _describe_target(channel, with_tokenizer=True)).tokenizer
+            files = (await self._answer(channel, with_tokenizer=True)).tokenizer
             opening = self._opening.setdefault(key, asyncio.Lock())
             async with opening:
                 text = self._texts.get(key)
                 if text is None:
                     text = self._texts[key] = await _opened(files, key[1])
         return DescribedTarget(answer, facts, text)
+
+    async def _answer(
+        self, channel: grpc.aio.Channel, *, with_tokenizer: bool = False
+    ) -> target_pb2.DescribeTargetResponse:
+        request = target_pb2.DescribeTargetRequest(with_tokenizer=with_tokenizer)
+        max_bytes = MAX_MESSAGE_BYTES if with_tokenizer else MAX_ANSWER_BYTES
+        kind = target_pb2.DescribeTargetResponse
+        return await self._described(channel, "DescribeTarget", request, kind, max_bytes=max_bytes)
 
     async def aclose(self) -> None:
         """End the workers of all models."""
@@ -166,8 +183,8 @@ class DraftProbe(Probe[DescribedDraft]):
     loads = "GetDraftLoad", draft_pb2.GetDraftLoadRequest, draft_pb2.GetDraftLoadResponse
 
     async def describe(self, channel: grpc.aio.Channel) -> DescribedDraft:
-        method, request = f"/{self.service}/DescribeDraft", draft_pb2.DescribeDraftRequest()
-        answer = await _described(channel, method, request, draft_pb2.DescribeDraftResponse)
+        request, kind = draft_pb2.DescribeDraftRequest(), draft_pb2.DescribeDraftResponse
+        answer = await self._described(channel, "DescribeDraft", request, kind)
         check_identity(answer.identity)
         return DescribedDraft(answer, draft_facts_from_pb(answer))
 
@@ -187,32 +204,6 @@ def fits(target: DescribedTarget, draft: DescribedDraft) -> bool:
 
 def _layout(message: common_pb2.KvLayout) -> tuple[int, int, int]:
     return message.num_layers, message.num_kv_heads, message.head_dim
-
-
-async def _describe_target(
-    channel: grpc.aio.Channel, *, with_tokenizer: bool
-) -> target_pb2.DescribeTargetResponse:
-    method = f"/{TargetProbe.service}/DescribeTarget"
-    request = target_pb2.DescribeTargetRequest(with_tokenizer=with_tokenizer)
-    max_bytes = MAX_MESSAGE_BYTES if with_tokenizer else MAX_ANSWER_BYTES
-    kind = target_pb2.DescribeTargetResponse
-    return await _described(channel, method, request, kind, max_bytes=max_bytes)
-
-
-async def _described(
-    channel: grpc.aio.Channel,
-    method: str,
-    request: Message,
-    kind: type[R],
-    *,
-    max_bytes: int = MAX_ANSWER_BYTES,
-) -> R:
-    try:
-        return await call_unary(
-            channel, method, request, kind, timeout_s=DESCRIBE_LIMIT_S, max_bytes=max_bytes
-        )
-    except grpc.aio.AioRpcError as error:
-        raise error_from(error) from None
 
 
 async def _opened(files: target_pb2.Tokenizer, expected: str) -> ModelText:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -22,18 +22,14 @@ from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint
 from slipstream.rpc.v1 import common_pb2
-from slipstream_router.replicas.heartbeat import Epoch, Heartbeat, while_both
-from slipstream_router.replicas.probes import DescribedDraft, DescribedTarget, Probe
+from slipstream_router.replicas.heartbeat import Heartbeat, while_both
+from slipstream_router.replicas.probes import D, Probe
 
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 _WATCH = "/grpc.health.v1.Health/Watch"
 _LOG = logging.getLogger("slipstream.router")
-
-
-_REPORTED = ("incarnation", "dtype", "weights_digest", "engine")
-D = TypeVar("D", bound=DescribedTarget | DescribedDraft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,11 @@ class Replica(Generic[D]):
         self.reason = "not reached yet"
         self.described: D | None = None
         """Last description received, kept when the replica is lost."""
-        self.epoch = Epoch()
-        """Epoch of the replica, over while it is unreachable; `Epoch` has callbacks for its end."""
-        self.epoch.end(self.reason)
+        self.epoch: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Time from its description until it is lost, for the reason that is the result; then
+        another one begins. A replica that drains is not lost. Shield it, so that it is not ended
+        with a wait for its end."""
+        self.epoch.set_result(self.reason)
         self.load: common_pb2.Load | None = None
         """Last load received; None before the first."""
         self.relieved: common_pb2.Load | None = None
@@ -98,16 +96,13 @@ class Replica(Generic[D]):
     @property
     def info(self) -> ReplicaInfo:
         """Return what the router reports of it."""
-        described = self.described
-        about = {} if described is None else {name: getattr(described, name) for name in _REPORTED}
         return ReplicaInfo(
             role=self._probe.role,
             address=self.address,
             state=self.state,
             reason=self.reason,
-            model="" if described is None else described.name,
             num_requests=self.num_requests,
-            **about,
+            **({} if self.described is None else self.described.reported),
         )
 
     @contextmanager
@@ -171,7 +166,8 @@ class Replica(Generic[D]):
             if reason != self.reason:
                 _LOG.exception("%s is not understood", self.name)
         finally:
-            self.epoch.end(reason or "the router has let go of it")
+            if not self.epoch.done():
+                self.epoch.set_result(reason or "the router has let go of it")
             self.load, self._num_others = None, 0
         return reason
 
@@ -213,7 +209,7 @@ class Replica(Generic[D]):
         except SlipstreamError as error:
             raise Unavailable(f"it did not say what it is: {error}") from None
         await self._ask_load()
-        self.epoch = Epoch()
+        self.epoch = asyncio.get_running_loop().create_future()
         self._hooks.forget(self.address)
         return True
 
