@@ -149,7 +149,6 @@ def _with_copies(proposal: Proposal, grown: Grown) -> Proposal:
         tree=grown.tree,
         stats=(),
         stopped_by=stopped_by,
-        num_copied=len(grown.sources),
         sources=grown.sources,
     )
 
@@ -168,7 +167,6 @@ def with_forced(proposal: Proposal, forced: tuple[int, ...]) -> Proposal:
         tree=TokenTree((*tree.tokens, *added), (*tree.parents, first, *below)),
         stats=(),
         stopped_by=proposal.stopped_by if _is_drafted(proposal) else GRAMMAR,
-        num_copied=proposal.num_copied + len(added),
         sources=(*proposal.sources, *(CopySource.GRAMMAR,) * len(added)),
     )
 

@@ -88,8 +88,7 @@ class FailoverDraft(FailoverProxy[Draft]):
             return _without_draft(plan, Proposal(fallback=self._reason))
         if proposal.fallback is not None:  # neither a success nor a failure so far
             return _without_draft(plan, proposal)
-        if self._attempt is not None:
-            self._attempt.succeeded()
+        self._succeeded()
         self._reason = NO_DRAFT
         if not len(proposal.tree):
             lacking = _LACKING.get(proposal.stopped_by)
@@ -118,8 +117,8 @@ class FailoverDraft(FailoverProxy[Draft]):
 
     async def _lose(self, used: InUse[Draft], error: Exception) -> None:
         self._reason = reason_of(error)
-        if not self._is_over(used) and self._attempt is not None:
-            self._attempt.failed(error)
+        if not self._is_over(used):
+            self._failed(error)
             if (failure := (used.name, type(error))) not in self._logged:
                 self._logged.add(failure)
                 _LOG.warning("a request goes on without the draft %s: %s", used.name, error)

@@ -10,8 +10,7 @@ from slipstream.core.policy.options import (
     Mode,
     SpeculationOptions,
     check_combination,
-    fits_lookup,
-    fits_overlap,
+    fits_extras,
     fitting_shape,
     fitting_stop,
     num_product_nodes,
@@ -131,20 +130,15 @@ class Settings:
 
 
 def resolve(
-    options: SpeculationOptions,
-    profile: Profile,
-    *,
-    drafter: str,
-    has_decision_model: bool,
-    temperature: float = 0.0,
-    step_s: float | None = None,
+    options: SpeculationOptions, draft: DraftFacts, *, temperature: float = 0.0
 ) -> Settings:
-    """Fill `options` from `profile`; a draft step takes `step_s` seconds, if known.
+    """Fill `options` from the profile of a draft.
 
     What is asked for by name is not cut to the profile's number of nodes. Raises
     `UnsupportedCombination` where they do not fit.
     """
-    check_combination(options, drafter, has_decision_model=has_decision_model)
+    profile, drafter = draft.profile, draft.kind
+    check_combination(options, drafter, has_decision_model=draft.has_decision_model)
     verification = options.verification or Verification.EXACT
     stop = fitting_stop(options, profile.stop, drafter=drafter)
     inherits = options.threshold is None and stop is profile.stop
@@ -165,9 +159,10 @@ def resolve(
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
         lookup=_copying(options, profile, max_nodes, drafter=drafter),
-        overlap=options.overlap if fits_overlap(options, drafter) else False,
+        overlap=options.overlap if fits_extras(options, drafter) else False,
         is_sampled=temperature > 0,
-        step_s=step_s,
+        step_s=draft.step_s,
+        overlap_gain=draft.overlap_gain,
     )
 
 
@@ -185,7 +180,7 @@ def _copying(
 ) -> Copying | None:
     """Return the copies beside the draft; a default that does not fit gives way."""
     is_on = profile.lookup > 0 if options.lookup is None else options.lookup
-    if not is_on or options.mode is Mode.OFF or not fits_lookup(options, drafter):
+    if not is_on or options.mode is Mode.OFF or not fits_extras(options, drafter):
         return None
     depth = options.max_draft_tokens or min(max_nodes, MAX_DRAFT_TOKENS)
     shortest = profile.lookup or DEFAULT_LOOKUP

@@ -98,7 +98,7 @@ def drafter_info(facts: DraftFacts, *, num_replicas: int = 1) -> DrafterInfo:
         tuple(stop for stop in StopPolicy if stop in stops),
         facts.max_lag,
         num_replicas,
-        row.lookup,
+        row.extras,
     )
 
 

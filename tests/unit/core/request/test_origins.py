@@ -52,7 +52,7 @@ def test_a_chain_is_the_drafts_and_its_leaves_are_runner_ups(tokens, origins):
 )
 def test_what_was_copied_is_its_sources_and_what_the_draft_had_too_is_the_drafts(source, origin):
     whole = TokenTree((1, 2, 7, 8), (ROOT, 0, 1, 2))
-    proposal = Proposal(whole, num_copied=2, sources=(source,) * 2)
+    proposal = Proposal(whole, sources=(source,) * 2)
     origins = (DRAFT, DRAFT, origin, origin, TARGET)
     assert origins_of(proposal, Verdict((1, 2, 7, 8, 9), 4)) == origins
     alone = Proposal(TokenTree.chain((1, 2)), sources=(source,) * 2)
