@@ -49,13 +49,13 @@ class MatchAcceptance:
 
     def of(self, match: int) -> float:
         """Return the probability of the next token behind a match of this length."""
-        group = _group(match)
+        group = bisect_right(_GROUPS, match)
         assumed = PRIOR_WEIGHT * match / (match + _DOUBT)
         return (assumed + self._kept[group]) / (PRIOR_WEIGHT + self._tried[group])
 
     def learn(self, match: int, *, is_right: bool) -> None:
         """Take in whether the token behind a match of this length became final."""
-        group = _group(match)
+        group = bisect_right(_GROUPS, match)
         self._tried[group] += 1
         self._kept[group] += is_right
 
@@ -77,10 +77,6 @@ class Acceptance:
         """Take in whether a token became final whose candidates had `expected` in all."""
         self._expected += expected
         self._kept += is_right
-
-
-def _group(match: int) -> int:
-    return bisect_right(_GROUPS, match)
 
 
 _ENCODING = f"utf-32-{sys.byteorder[0]}e"

@@ -170,7 +170,7 @@ class FailoverProxy(Generic[P]):
         self._session_id = ""
         self._used: InUse[P] | None = None
         self._attempts: tuple[Attempt, ...] = ()
-        """Its use of the replica, counted for this request and for all of them."""
+        """Attempts at the replica: that of this request, and that of all of them."""
 
     async def release(self, session_id: str) -> None:
         """See `core.ports`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from slipstream.core import errors
-from slipstream.core.errors import InvalidRequest, SlipstreamError
+from slipstream.core.errors import InvalidRequest, SlipstreamError, check_fits
 from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence
@@ -139,13 +139,8 @@ def reason_of(error: Exception) -> str:
 
 def _check(session: Session, plan: Plan, proposal: Proposal, *, vocab_size: int) -> None:
     tree = proposal.tree
-    if len(tree) > plan.max_nodes:
-        raise InvalidRequest(
-            f"the proposal has {len(tree)} nodes, above the {plan.max_nodes} asked"
-        )
-    depth = max(tree.depths(), default=0)
-    if depth > plan.max_depth:
-        raise InvalidRequest(f"the proposal is {depth} deep, above the {plan.max_depth} asked")
+    check_fits("the proposal has", len(tree), "nodes", plan.max_nodes)
+    check_fits("the proposal has", max(tree.depths(), default=0), "levels", plan.max_depth)
     check_proposal(session, proposal, vocab_size=vocab_size, roots=plan.roots)
     for stats in proposal.stats:
         numbers = (stats.top_prob, stats.prob, stats.entropy, stats.score or 0.0)

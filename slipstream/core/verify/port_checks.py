@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from slipstream.core.errors import InvalidRequest, check_token_ids
+from slipstream.core.errors import InvalidRequest, check, check_token_ids
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import STOP_REASONS
 from slipstream.core.tree import MAX_NODES, ROOT, TokenTree
@@ -89,23 +89,14 @@ def _check_distribution(
         raise InvalidRequest(f"the distribution at node {node} names a token twice")
     check_token_ids(f"the distribution at node {node}", distribution.tokens, vocab_size)
     # Each number first: what is none, or not finite, has no sum.
-    bad = next((prob for prob in distribution.probs if not 0 <= prob <= 1 + _MASS_TOLERANCE), None)
-    if bad is not None:
-        raise InvalidRequest(
-            f"the distribution at node {node} has the probability {bad}, not 0 to 1"
-        )
+    place = f"of the distribution at node {node}"
+    for prob in distribution.probs:
+        check(0 <= prob <= 1 + _MASS_TOLERANCE, f"a probability {place}", prob, "from 0 to 1")
     total = math.fsum(distribution.probs)
-    if not abs(total - 1) <= _MASS_TOLERANCE:
-        raise InvalidRequest(
-            f"the distribution at node {node} has a mass of {total:.6g}, but must have 1"
-        )
-    possible = {
-        token
-        for token, prob in zip(distribution.tokens, distribution.probs, strict=True)
-        if prob > 0
-    }
+    check(abs(total - 1) <= _MASS_TOLERANCE, f"the mass {place}", total, "1")
+    probs = dict(zip(distribution.tokens, distribution.probs, strict=True))
     for token in children:
-        if token not in possible:
+        if not probs.get(token):
             raise InvalidRequest(
                 f"node {node} has child {token}, which its distribution can't have drawn"
             )
