@@ -95,6 +95,7 @@ class Run:
         self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
         self._outcomes = Outcomes()
         self._num_cached = 0
+        self._returns_logprobs = request.session.num_logprobs is not None
         self._first_s: float | None = None
         self.output: list[int] = list(request.past)
 
@@ -149,10 +150,6 @@ class Run:
         logprobs = with_texts(known, tokens, self._text.token_bytes) if known else ()
         rounds, self._unsent_rounds = tuple(self._unsent_rounds), []
         return Chunk(piece.text, tokens, reason, stats, prompt, origins, logprobs, rounds)
-
-    @property
-    def _returns_logprobs(self) -> bool:
-        return self._request.session.num_logprobs is not None
 
     async def _keep(
         self, round_: Round, reason: FinishReason | None, start: float

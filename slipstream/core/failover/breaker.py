@@ -81,14 +81,14 @@ class Breakers:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Attempt:
     """One request's use of a name. It may succeed and fail many times, until it ends."""
 
-    def __init__(
-        self, name: str, known: dict[str, "_Breaker"], clock: Clock, limits: BreakerLimits
-    ) -> None:
-        self._name = name
-        self._known, self._clock, self._limits = known, clock, limits
+    _name: str
+    _known: dict[str, "_Breaker"]
+    _clock: Clock
+    _limits: BreakerLimits
 
     def succeeded(self) -> None:
         """Count an answer."""

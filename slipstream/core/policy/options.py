@@ -9,7 +9,7 @@ from collections.abc import Set
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination, check
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination, check, check_fits
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, make_stop
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -92,10 +92,7 @@ class SpeculationOptions:
         for width in self.widths:
             _check_range("a width", width, MAX_NODES)
         nodes, limit = num_product_nodes(self.widths), self.max_nodes or MAX_NODES
-        if nodes > limit:
-            raise InvalidRequest(
-                f"widths {self.widths} make {nodes} nodes, but at most {limit} fit"
-            )
+        check_fits(f"widths {self.widths} make", nodes, "nodes", limit)
 
 
 _ENUMS = {"mode": Mode, "shape": Shape, "stop": StopPolicy, "verification": Verification}

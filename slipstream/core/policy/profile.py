@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from slipstream.core.draft.cape import PAPER_TABLE
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import (
     Mode,
@@ -50,20 +50,18 @@ class Profile:
     calibration_sampled: Calibration = field(default_factory=Calibration)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_depth <= MAX_DRAFT_TOKENS:
-            raise InvalidRequest(f"a profile's max_depth is {self.max_depth}, not 1 to 40")
-        if not 1 <= self.max_nodes <= MAX_NODES:
-            raise InvalidRequest(f"a profile's max_nodes is {self.max_nodes}, not 1 to 127")
+        for name, most in (("max_depth", MAX_DRAFT_TOKENS), ("max_nodes", MAX_NODES)):
+            value = getattr(self, name)
+            check(1 <= value <= most, f"a profile's {name}", value, f"from 1 to {most}")
         for name in ("step_cost", "row_cost", "lookup"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidRequest(f"a profile's {name} is {value}, not 0 or more")
+            is_right = value is None or 0 <= value < math.inf
+            check(is_right, f"a profile's {name}", value, "0 or more")
         if self.shape in (Shape.PRODUCT, Shape.FORK):
             raise InvalidRequest(f"a profile's shape is {self.shape.value}, which needs a request")
-        if not self.cape_table or min(self.cape_table) < 0:
-            raise InvalidRequest(
-                f"a profile's cape_table is {self.cape_table}, but needs counts of 0 or more"
-            )
+        table = self.cape_table
+        is_right = bool(table) and min(table) >= 0
+        check(is_right, "a profile's cape_table", table, "counts of 0 or more")
         for threshold in (self.threshold, self.threshold_sampled):
             make_stop(self.stop, threshold, cost_ratio=1.0)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest, check_fits, check_token_ids
+from slipstream.core.errors import InvalidRequest, check, check_fits, check_token_ids
 from slipstream.core.sequence import common_prefix
 
 MAX_STOP_STRINGS = 16
@@ -52,10 +52,8 @@ def check_stop_strings(stop: Sequence[str]) -> None:
     for string in stop:
         check_unicode(string, "a stop string")
         size = len(string.encode())
-        if not 0 < size <= MAX_STOP_BYTES:
-            raise InvalidRequest(
-                f"a stop string has {size} bytes, but must have from 1 to {MAX_STOP_BYTES}"
-            )
+        is_right = 0 < size <= MAX_STOP_BYTES
+        check(is_right, "the size of a stop string", size, f"from 1 to {MAX_STOP_BYTES} bytes")
 
 
 def check_stop_tokens(tokens: Sequence[int]) -> None:
