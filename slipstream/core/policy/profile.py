@@ -65,10 +65,6 @@ class Profile:
         for threshold in (self.threshold, self.threshold_sampled):
             make_stop(self.stop, threshold, cost_ratio=1.0)
 
-    def threshold_at(self, temperature: float) -> float | None:
-        """The threshold of its stop policy, for requests at this temperature."""
-        return self.threshold_sampled if temperature else self.threshold
-
     def calibration_at(self, temperature: float) -> Calibration:
         """Return the calibration of the draft's confidence at this temperature."""
         return self.calibration_sampled if temperature else self.calibration
@@ -139,7 +135,9 @@ def resolve(
     check_combination(options, drafter, has_decision_model=draft.has_decision_model)
     verification = options.verification or Verification.EXACT
     stop = fitting_stop(options, profile.stop, drafter=drafter)
-    inherits = options.threshold is None and stop is profile.stop
+    threshold = options.threshold
+    if threshold is None and stop is profile.stop:
+        threshold = profile.threshold_sampled if temperature else profile.threshold
     widths = options.widths or ()
     usual_roots = DEFAULT_NUM_ROOTS if verification is Verification.TARGET_INIT else 1
     roots = options.num_roots or usual_roots
@@ -148,7 +146,7 @@ def resolve(
         mode=options.mode,
         shape=fitting_shape(options, profile.shape, drafter=drafter),
         stop=stop,
-        threshold=profile.threshold_at(temperature) if inherits else options.threshold,
+        threshold=threshold,
         max_draft_tokens=len(widths) or options.max_draft_tokens or profile.max_depth,
         max_nodes=max_nodes,
         widths=widths,
