@@ -1,6 +1,6 @@
 """Errors that callers can meet. Messages are one sentence: what is wrong, the value, the limit."""
 
-from collections.abc import Collection
+from collections import abc
 
 
 class SlipstreamError(Exception):
@@ -158,7 +158,9 @@ def check_fits(what_has: str, count: int, things: str, limit: int) -> None:
 MAX_TOKEN_ID = 2**31 - 1
 
 
-def check_token_ids(what: str, tokens: Collection[int], num_tokens: int = MAX_TOKEN_ID + 1) -> None:
+def check_token_ids(
+    what: str, tokens: abc.Collection[int], num_tokens: int = MAX_TOKEN_ID + 1
+) -> None:
     """Raise `InvalidRequest` for an id that is none of so many tokens'."""
     for token in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= token < num_tokens:
