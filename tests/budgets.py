@@ -197,11 +197,11 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of library and services", 52_491, lambda: num_lines(*PRODUCT)),
-    Budget("lines of tests/", 50_889, lambda: num_lines(TESTS)),
-    Budget("files of library and services", 362, lambda: len(python_files(*PRODUCT))),
+    Budget("lines of library and services", 52_708, lambda: num_lines(*PRODUCT)),
+    Budget("lines of tests/", 50_849, lambda: num_lines(TESTS)),
+    Budget("files of library and services", 357, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 23, largest_folder),
-    Budget("files executed, embedded", 80, lambda: len(executed_files("embedded"))),
+    Budget("files executed, embedded", 78, lambda: len(executed_files("embedded"))),
     Budget("files executed, distributed", 140, lambda: len(executed_files("distributed"))),
     Budget("implementations of the two ports", 6, lambda: len(port_implementations())),
     Budget("class names repeated, serving", 0, lambda: len(repeated_classes())),

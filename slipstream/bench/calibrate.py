@@ -13,7 +13,7 @@ from typing import Any
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.figures import sample_figures
-from slipstream.bench.harness import Advance, SamplingPlan
+from slipstream.bench.harness import Advance
 from slipstream.bench.methods import PLAIN, Method, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
@@ -262,7 +262,6 @@ def race(
     for sampling in plan.samplings:
         speed = SpeedPlan(
             plan.max_new_tokens,
-            sampling=SamplingPlan(sampling.temperature, sampling.seed),
             methods=tuple(methods),
             questions=plan.questions,
         )

@@ -18,7 +18,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from slipstream.bench.figures import fixed, quotient, table
-from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.errors import InvalidRequest, PromptTooLong, check
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import Profile
 from slipstream.core.sequence import TokenSequence
@@ -64,10 +64,7 @@ class CostPlan:
         for name, counts in (("rows", self.row_counts), ("sessions", self.session_counts)):
             if counts[0] != 1 or list(counts) != sorted(set(counts)):
                 raise InvalidRequest(f"{name} are {list(counts)}, but must ascend from 1")
-            if counts[-1] > MAX_ROWS:
-                raise InvalidRequest(
-                    f"{name} go up to {counts[-1]}, but must be at most {MAX_ROWS}"
-                )
+            check(counts[-1] <= MAX_ROWS, f"the last of {name}", counts[-1], f"at most {MAX_ROWS}")
         check_bounds(self)
 
     @property

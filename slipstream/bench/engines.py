@@ -112,7 +112,9 @@ class MethodEngines:
     def _drafter(self, method: Method) -> Drafter:
         if method.name in self._tuned:
             return self._tuned[method.name]
-        name = draft_name(method, self._draft)
+        # As engines name drafts: a target alone has none.
+        names = {"plain": "none", "ngram": "ngram", "vanilla": f"vanilla:{method.model}"}
+        name = names.get(method.base, self._draft)
         if name not in self._drafters:
             profile = self._profile if name == self._draft else None
             drafter = self.engine.drafter(name, profile=profile)
@@ -122,13 +124,6 @@ class MethodEngines:
                 )
             self._drafters[name] = drafter
         return self._drafters[name]
-
-
-def draft_name(method: Method, own: str) -> str:
-    """Return the draft of a method, as engines name it; `own` is that of glide and best."""
-    if method.base == "vanilla":
-        return f"vanilla:{method.model}"
-    return {"plain": "none", "ngram": "ngram"}.get(method.base, own)
 
 
 def measure_shape(

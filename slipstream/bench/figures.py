@@ -9,6 +9,7 @@ from rich.table import Table
 
 from slipstream.bench.harness import Sample
 from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.sequence import common_prefix
 
 Figures = Mapping[str, Any]
 ByName = Mapping[str, Figures]
@@ -17,13 +18,12 @@ Cell = Callable[[Figures], str]
 
 def sample_figures(samples: Sequence[Sample], base: Sequence[Sample]) -> dict[str, Any]:
     """Return speed, which callers see, and drafting of some answers; ratios are over `base`."""
-    rates = [_rate(of) for of in (samples, base)]
-    decode_rates = [_decode_rate(of) for of in (samples, base)]
+    (rate, decode_rate), (base_rate, base_decode_rate) = map(_rates, (samples, base))
     return {
-        "tokens_per_s": rates[0],
-        "ratio": quotient(*rates),
-        "decode_tokens_per_s": decode_rates[0],
-        "ratio_decode": quotient(*decode_rates),
+        "tokens_per_s": rate,
+        "ratio": quotient(rate, base_rate),
+        "decode_tokens_per_s": decode_rate,
+        "ratio_decode": quotient(decode_rate, base_decode_rate),
         "tokens": sum(len(sample.result.token_ids) for sample in samples),
         **drafting_figures([sample.result.stats.speculation for sample in samples]),
     }
@@ -45,15 +45,13 @@ def drafting_figures(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
     }
 
 
-def _rate(samples: Sequence[Sample]) -> float | None:
-    tokens = sum(len(sample.result.token_ids) for sample in samples)
-    return quotient(tokens, sum(sample.wall_s for sample in samples))
-
-
-def _decode_rate(samples: Sequence[Sample]) -> float | None:
-    """Return tokens after the first, which is prefill's, per second of decoding."""
-    tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in samples)
-    return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in samples))
+def _rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
+    """Return tokens per second, and those after the first, which is prefill's, per second of
+    decoding."""
+    counts = [len(sample.result.token_ids) for sample in samples]
+    decode_s = sum(sample.result.stats.timings.decode_s for sample in samples)
+    rate = quotient(sum(counts), sum(sample.wall_s for sample in samples))
+    return rate, quotient(sum(max(count - 1, 0) for count in counts), decode_s)
 
 
 def paired(subject: Sequence[float], base: Sequence[float]) -> dict[str, float] | None:
@@ -70,11 +68,8 @@ def quotient(value: float | None, by: float | None) -> float | None:
 
 def first_difference(tokens: Sequence[Any], reference: Sequence[Any]) -> int | None:
     """Return the index of the first token that differs or is missing on one side, if any."""
-    if tuple(tokens) == tuple(reference):
-        return None
-    pairs = enumerate(zip(tokens, reference, strict=False))
-    shorter = min(len(tokens), len(reference))
-    return next((index for index, (a, b) in pairs if a != b), shorter)
+    index = common_prefix(tokens, reference)
+    return None if index == max(len(tokens), len(reference)) else index
 
 
 def differences(

@@ -63,11 +63,6 @@ class Method:
     options: SpeculationOptions
     model: str | None = None
 
-    @property
-    def is_drafting(self) -> bool:
-        """Return whether it is meant to draft anything."""
-        return self.base != PLAIN
-
     def is_comparable(self, *, is_greedy: bool) -> bool:
         """Return whether the same tokens as plain decoding are to be expected, near-ties aside."""
         verification = self.options.verification or Verification.EXACT

@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
+from slipstream.bench.harness import require_distinct
 from slipstream.bench.load import Answer, EngineUnderTest
 from slipstream.bench.questions import Question
 from slipstream.config import are_local
@@ -28,8 +29,7 @@ def parse_endpoints(texts: Sequence[str]) -> dict[str, str]:
         name, _, url = text.partition("=")
         if not name or not url.startswith(("http://", "https://")):
             raise InvalidRequest(f"the endpoint is {text!r}, but must be NAME=http://HOST:PORT/v1")
-        if name in found:
-            raise InvalidRequest(f"the endpoint {name!r} is named twice")
+        require_distinct([*found, name], "the endpoint")
         found[name] = url.rstrip("/")
     if not found:
         raise InvalidRequest("there is no endpoint to measure; --endpoint NAME=URL names one")

@@ -78,7 +78,7 @@ def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dic
     figures, different = sample_figures(of, embedded), sample_differences(of, embedded)
     rounds = max(figures["rounds"], 1)
     timings = [sample.result.stats.timings for sample in of]
-    parts = embedded_parts(timings) if name == EMBEDDED else distributed_parts(timings)
+    parts = parts_of(timings)
     # Rounds whose proposal was there before the draft was asked for it.
     ahead = sum(sample.result.stats.speculation.stop_reasons.get(AHEAD, 0) for sample in of)
     prefill_s = sum(times.prefill_s for times in timings)
@@ -98,24 +98,17 @@ def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dic
     }
 
 
-def embedded_parts(timings: Sequence[Timings]) -> dict[str, float]:
-    """Return the seconds of each part, where an engine's call is the engine's work."""
-    seconds = _sums(timings)
-    parts = dict.fromkeys(PARTS, 0.0)
-    return parts | {
-        "draft_engine": seconds["draft_s"],
-        "target_engine": seconds["verify_s"],
-        "rest": seconds["decode_s"] - seconds["draft_s"] - seconds["verify_s"],
-    }
-
-
-def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
+def parts_of(timings: Sequence[Timings]) -> dict[str, float]:
     """Return the seconds of each part; they add up to all of decoding.
 
-    The router keeps one figure for turning values into bytes and back on both of its wires; half
-    of it is taken off either.
+    Without services an engine's call is its work. The router keeps one figure for turning values
+    into bytes and back on both of its wires; half of it is taken off either.
     """
-    of = _sums(timings)
+    names = (field.name for field in fields(Timings))
+    of = {name: float(sum(getattr(timing, name) for timing in timings)) for name in names}
+    if not of["target_service_s"]:
+        of |= dict.fromkeys(("draft_service_s", "draft_engine_s"), of["draft_s"])
+        of |= dict.fromkeys(("target_service_s", "target_engine_s"), of["verify_s"])
     half_s = of["serialisation_s"] / 2
     return {
         "draft_engine": of["draft_engine_s"],
@@ -128,11 +121,6 @@ def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
         "serialisation": of["serialisation_s"],
         "rest": of["decode_s"] - of["draft_s"] - of["verify_s"],
     }
-
-
-def _sums(timings: Sequence[Timings]) -> dict[str, float]:
-    names = (field.name for field in fields(Timings))
-    return {name: float(sum(getattr(timing, name) for timing in timings)) for name in names}
 
 
 def answers_table(figures: ByName) -> Table:

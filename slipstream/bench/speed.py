@@ -111,7 +111,7 @@ def _identity(
     verdict = "different" if different else "identical"
     if method.name == PLAIN:
         verdict = "reference"
-    elif method.is_drafting and not figures["drafted_tokens"]:
+    elif method.base != PLAIN and not figures["drafted_tokens"]:
         verdict, identical = "inconclusive", None
     elif not method.is_comparable(is_greedy=is_greedy):
         verdict = "not-comparable"

@@ -27,13 +27,13 @@ from slipstream.client.call import (
     only_model,
 )
 from slipstream.client.session import AsyncClientSession, ClientSession
+from slipstream.core.errors import check_token_ids
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import Tool, tools_of
-from slipstream.core.text.text import check_token_ids
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls
@@ -189,7 +189,7 @@ class AsyncClient(_ClientBase, AsyncClosing):
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str | None = None) -> str:
         """Return the text of token ids as answers have it: without special tokens."""
-        check_token_ids(token_ids)
+        check_token_ids("the text", token_ids)
         return await self._context.backend.detokenize(token_ids, model=model or self._context.model)
 
     async def model_info(self, model: str | None = None) -> ModelInfo:

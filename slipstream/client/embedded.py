@@ -18,10 +18,11 @@ from slipstream.client.call import ClientCall, late
 from slipstream.client.embedded_session import Answer, EmbeddedSession, EnginePorts, process_leases
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core import errors
+from slipstream.core.errors import check_token_ids
 from slipstream.core.inline import finished
 from slipstream.core.ports import Draft
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.prompt import Prompt, PromptForm, check_token_range, checked_prompt
+from slipstream.core.request.prompt import Prompt, PromptForm, checked_prompt
 from slipstream.core.request.results import Chunk, Result, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.drafting.batcher import BatchedDraft
@@ -93,7 +94,7 @@ class Embedded:
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
         self._require(model)
-        check_token_range(token_ids, len(self.engine.text))
+        check_token_ids("the text", token_ids, len(self.engine.text))
         return self.engine.text.decode(token_ids)
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:

@@ -1,5 +1,7 @@
 """Errors that callers can meet. Messages are one sentence: what is wrong, the value, the limit."""
 
+from collections import abc
+
 
 class SlipstreamError(Exception):
     """Base of every error this package raises on purpose.
@@ -151,6 +153,18 @@ def check_fits(what_has: str, count: int, things: str, limit: int) -> None:
     """Raise `InvalidRequest` for more things than fit. `what_has` is the subject and "has"."""
     if count > limit:
         raise InvalidRequest(f"{what_has} {count} {things}, but at most {limit} fit")
+
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def check_token_ids(
+    what: str, tokens: abc.Collection[int], num_tokens: int = MAX_TOKEN_ID + 1
+) -> None:
+    """Raise `InvalidRequest` for an id that is none of so many tokens'."""
+    for token in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= token < num_tokens:
+            raise InvalidRequest(f"{what} has token id {token}, not 0 to {num_tokens - 1}")
 
 
 MAX_CHARS = 1000

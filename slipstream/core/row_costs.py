@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 
 MAX_POINTS = 64
 """Most points of one curve: more would only make a long message."""
@@ -124,10 +124,9 @@ class Offer:
     costs: RowCosts | None = None
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise InvalidRequest(f"{self.rows} rows are offered, but every round has one")
-        if self.round_s is not None and not 0 <= self.round_s < math.inf:
-            raise InvalidRequest(f"an offer's round_s is {self.round_s}, not 0 or more")
+        check(self.rows >= 1, "an offer's number of rows", self.rows, "at least 1")
+        is_right = self.round_s is None or 0 <= self.round_s < math.inf
+        check(is_right, "an offer's round_s", self.round_s, "0 or more")
 
 
 class Prices:

@@ -61,17 +61,6 @@ class Journal(Protocol):
         """Return the losses of the request so far, without those it began with."""
 
 
-class NoJournal:
-    """Journal of requests that end with this process: it keeps nothing."""
-
-    async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
-        """Keeps nothing."""
-
-    def continuity(self) -> Continuity:
-        """Return no losses: there is nothing to lose."""
-        return Continuity()
-
-
 class Run:
     """A running request. Iterate it once; `output` has its final tokens, yielded or not."""
 
@@ -85,7 +74,7 @@ class Run:
         journal: Journal | None = None,
         observer: RoundObserver | None = None,
     ) -> None:
-        """Write what is final to the `journal` before it is yielded.
+        """Write what is final to the `journal`, if any, before it is yielded.
 
         The request's past output is turned into text here, which takes long where it is long.
         """
@@ -95,7 +84,7 @@ class Run:
         self._observer = observer
         self._seconds = defaultdict[str, float](float, draft_s=0.0, verify_s=0.0)
         """Times of replies, by the fields of `Timings`."""
-        self._journal = journal or NoJournal()
+        self._journal = journal
         self._text = text
         num_past, num_sent = len(request.past), request.num_received
         self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
@@ -106,6 +95,7 @@ class Run:
         self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
         self._outcomes = Outcomes()
         self._num_cached = 0
+        self._returns_logprobs = request.session.num_logprobs is not None
         self._first_s: float | None = None
         self.output: list[int] = list(request.past)
 
@@ -161,10 +151,6 @@ class Run:
         rounds, self._unsent_rounds = tuple(self._unsent_rounds), []
         return Chunk(piece.text, tokens, reason, stats, prompt, origins, logprobs, rounds)
 
-    @property
-    def _returns_logprobs(self) -> bool:
-        return self._request.session.num_logprobs is not None
-
     async def _keep(
         self, round_: Round, reason: FinishReason | None, start: float
     ) -> RequestStats | None:
@@ -172,25 +158,25 @@ class Run:
         news = round_.verdict.tokens[: self._stream.num_tokens - len(self.output)]
         self.output += news
         if reason is None:
-            if news:
+            if news and self._journal:
                 await self._journal.keep(news, None)
             return None
         stats = self._stats(self._clock() - start)
-        await self._journal.keep(news, Ending(reason, stats))
+        if self._journal:
+            await self._journal.keep(news, Ending(reason, stats))
         return replace(stats, continuity=self._continuity())
 
     def _continuity(self) -> Continuity:
         num_resumed = len(self._request.past)
-        return replace(self._journal.continuity(), num_resumed_tokens=num_resumed)
+        losses = self._journal.continuity() if self._journal else Continuity()
+        return replace(losses, num_resumed_tokens=num_resumed)
 
     def _piece(self, round_: Round) -> tuple[Piece, FinishReason | None]:
         verdict = round_.verdict
         if self._request.with_rounds:
             self._unsent_rounds.append(round_tree(round_, self._text))
         if self._request.with_origins:
-            self._origins.add(
-                origins_of(round_.proposal, verdict, has_roots=bool(round_.plan.roots))
-            )
+            self._origins.add(origins_of(round_))
         if self._returns_logprobs:  # a target of another version may have none
             self._logprobs.add(verdict.logprobs or (None,) * len(verdict.tokens))
         piece = self._stream.push(verdict.tokens)

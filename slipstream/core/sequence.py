@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream.core.errors import SessionOutOfSync
 from slipstream.core.types import FinishReason, Session
@@ -62,8 +63,8 @@ class SyncedTokens:
         return same
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int], *, start: int = 0) -> int:
-    """Return how many leading tokens of both are equal, the first `start` of which are known to be.
+def common_prefix(one: Sequence[Any], other: Sequence[Any], *, start: int = 0) -> int:
+    """Return how many leading items of both are equal, the first `start` of which are known to be.
 
     >>> common_prefix([5, 6, 7], [5, 6, 9])
     2

@@ -251,15 +251,13 @@ class Proposal:
     staleness: int | None = None
     """Positions by which the target's keys lagged behind; None for a draft that reads none."""
     timing: ReplyTiming | None = field(default=None, compare=False)
-    num_copied: int = 0
-    """Nodes, the last ones, that no draft proposed: copied, or forced by a grammar."""
     sources: tuple[CopySource, ...] = ()
-    """Sources of the last nodes, which no model proposed."""
+    """Sources of the last nodes, which no draft proposed: copied, or forced by a grammar."""
 
     @property
     def drafted(self) -> TokenTree:
         """The part of the tree that the draft proposed."""
-        count = len(self.tree) - self.num_copied
+        count = len(self.tree) - len(self.sources)
         return TokenTree(self.tree.tokens[:count], self.tree.parents[:count])
 
 

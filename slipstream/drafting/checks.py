@@ -1,11 +1,10 @@
 """Checks of a request to a draft, before any of it is used. Pure: no wire, no models."""
 
-from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.errors import InvalidRequest, PromptTooLong, check_token_ids
 from slipstream.core.policy.options import SpeculationOptions, check_combination
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Plan, Session, Shape
-from slipstream.core.verify.port_checks import check_tokens
 
 MAX_ID_LENGTH = 256
 MAX_TOKENS = 1 << 20
@@ -32,7 +31,7 @@ def check_delta(delta: Delta, session: Session, vocab_size: int) -> None:
     limit = session.num_prompt_tokens + session.max_tokens
     if delta.end > limit:
         raise InvalidRequest(f"the session would have {delta.end} tokens, but {limit} at most")
-    check_tokens(delta.tokens, vocab_size, "the delta")
+    check_token_ids("the delta", delta.tokens, vocab_size)
 
 
 def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int) -> None:
@@ -67,4 +66,4 @@ def _check_roots(plan: Plan, vocab_size: int) -> None:
         )
     if len(set(plan.roots)) < len(plan.roots):
         raise InvalidRequest("the plan names a root twice")
-    check_tokens(plan.roots, vocab_size, "the list of roots")
+    check_token_ids("the list of roots", plan.roots, vocab_size)

@@ -162,7 +162,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         proposal = proposal_from_pb(proposed.proposal)
         self._trees.answered(self._exchange.read_s - sent.sent_s)
         if proposal.stats and (sent.ahead or self._late is not None):
-            self._trees.hold(sent.start, AheadTree.of(proposal))
+            self._trees.hold(sent.start, AheadTree(proposal.tree, proposal.stats))
         serialisation_s = sent.packed_s + self._options.clock() - began
         return replace(
             proposal,

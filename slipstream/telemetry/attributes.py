@@ -132,7 +132,7 @@ def proposal_attributes(round_: Round) -> Attributes:
     if round_.error is not None and round_.verifying is None:  # no proposal came
         return said
     said.update(proposed_attributes(proposal))
-    said["slipstream.proposal.copied"] = proposal.num_copied
+    said["slipstream.proposal.copied"] = len(proposal.sources)
     for source, count in Counter(proposal.sources).items():
         said[f"slipstream.proposal.sources.{source.value}"] = count
     if proposal.fallback is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check_token_ids
 from slipstream.core.request.prompt import (
     PLAIN_FORM,
     Message,
@@ -15,7 +15,6 @@ from slipstream.core.request.prompt import (
     PromptForm,
     are_ids,
     check_num_bytes,
-    check_token_range,
     checked_prompt,
 )
 from slipstream.core.request.tools import Tool
@@ -44,7 +43,7 @@ def encode_prompt(
     """
     content: Any = checked_prompt(prompt, form)
     if not isinstance(content, str) and are_ids(content):
-        check_token_range(content, len(tokenizer))
+        check_token_ids("the prompt", content, len(tokenizer))
         return tuple(content)
     if form.tools and last_token is not None:
         raise InvalidRequest("tools are given with a later turn, but only the first can have any")

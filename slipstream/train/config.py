@@ -9,6 +9,7 @@ from slipstream.options import check_bounds, option
 
 LENGTH = "Length and speed"
 """Heading of options in `--help`."""
+WARMUP, FLOOR, GRAD_CLIP = 0.03, 0.02, 1.0
 MAX_WEIGHT = 1e6
 """Largest weight of a loss term."""
 
@@ -51,8 +52,8 @@ class LossSettings:
 class TrainSchedule:
     """Length and speed of training: either `steps` or `minutes` bounds the run.
 
-    lr rises linearly over `warmup` (a fraction of the run), then falls as a cosine to
-    `lr * floor`.
+    lr rises linearly over `WARMUP` (a fraction of the run), then falls as a cosine to
+    `lr * FLOOR`.
     """
 
     PANEL: ClassVar[str] = LENGTH
@@ -60,15 +61,11 @@ class TrainSchedule:
     steps: int | None = option(None, "Length of the run in steps.", least=1)
     minutes: float | None = option(None, "Length of the run in minutes.", above=0)
     lr: float = option(8e-4, "Peak learning rate.", above=0)
-    warmup: float = 0.03
-    floor: float = 0.02
 
     def __post_init__(self) -> None:
         check_bounds(self)
         if (self.steps is None) == (self.minutes is None):
             raise TrainingError("give either a number of steps or of minutes, not both or neither")
-        if not (0 <= self.warmup < 1 and 0 <= self.floor <= 1):
-            raise TrainingError(f"warmup {self.warmup} or floor {self.floor} is not a fraction")
 
 
 class Precision(StrEnum):
@@ -88,7 +85,6 @@ class TrainSettings:
     loss: LossSettings = LossSettings()
     batch_tokens: int = option(4096, "Tokens in a batch, padding included.", least=1)
     weight_decay: float = option(0.05, "Weight decay of matrices.", least=0)
-    grad_clip: float = 1.0
     precision: Precision = option(
         Precision.BFLOAT16, "Type of matrix products.", rich_help_panel="Machine"
     )
@@ -101,5 +97,3 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.grad_clip <= 0 or self.report_seconds <= 0:
-            raise TrainingError("grad_clip and report_seconds must be positive")

@@ -206,10 +206,10 @@ def padded_batches(
 def _document(raw: Any, where: str, limits: ReadLimits, encode: Encode) -> Document:
     text = None if limits.encode_answer is None else _text_of(raw, where)
     if text is not None and limits.encode_answer is not None:
-        prompt = _encoded(text[0], where, encode)
-        generated = _encoded(text[1], where, limits.encode_answer)
+        prompt = encoded(text[0], where, encode)
+        generated = encoded(text[1], where, limits.encode_answer)
     elif isinstance(raw, dict) and isinstance(raw.get("prompt"), str):
-        prompt, generated = _encoded(raw["prompt"], where, encode), []
+        prompt, generated = encoded(raw["prompt"], where, encode), []
     elif isinstance(raw, dict) and isinstance(raw.get("p"), list):
         prompt, generated = raw["p"], raw.get("g", [])
     else:
@@ -241,7 +241,8 @@ def _text_of(raw: Any, where: str) -> tuple[Any, str] | None:
     return prompt, answer
 
 
-def _encoded(prompt: Any, where: str, encode: Encode) -> list[int]:
+def encoded(prompt: Any, where: str, encode: Encode) -> list[int]:
+    """Return the ids of a text; `TrainingError` names where it can't be used."""
     try:
         return list(encode(prompt))
     except InvalidRequest as error:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from slipstream.options import option, required
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.answers import BulkModel, EndRules, Talk, conversations
-from slipstream.train.data import read_lines
+from slipstream.train.data import encoded, read_lines
 
 MANIFEST_NAME = "manifest.json"
 _COMMON_PROMPT_TOKENS = 200
@@ -144,10 +145,7 @@ def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterat
         if not isinstance(turns, list) or not turns or not all(isinstance(t, kind) for t in turns):
             raise TrainingError(f'{where} has no "prompt" of text, "turns" of texts or "p" of ids')
         opening, *rest = turns
-        try:
-            yield Talk(encode_prompt(tokenizer, opening), tuple(rest))
-        except InvalidRequest as error:
-            raise TrainingError(f"{where} can't be used: {error}") from None
+        yield Talk(tuple(encoded(opening, where, partial(encode_prompt, tokenizer))), tuple(rest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from torch import Tensor
 from slipstream.models.memory import free_bytes
 from slipstream.train.data import DataFile, Document
 
-_HEAD_ROWS = {"cpu": 512}
-_MANY_HEAD_ROWS = 8192
+_ROWS = {"cpu": 256}
+"""Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
+_MANY_ROWS = 4096
 LENGTHS_ON_GPU = 32
 """Multiple of tokens that batches are padded to on a GPU: its kernels of attention are aligned."""
 
@@ -32,6 +33,12 @@ def best_columns(scores: Tensor) -> Tensor:
     inner = blocks[torch.arange(len(scores), device=scores.device), best].argmax(-1)
     out: Tensor = best * block + inner
     return out
+
+
+def row_blocks(rows: Tensor) -> list[slice]:
+    """Return slices that cover the first dimension, each small enough for its device."""
+    size = _ROWS.get(rows.device.type, _MANY_ROWS)
+    return [slice(start, start + size) for start in range(0, len(rows), size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +106,8 @@ def _read(model: Any, layers: Sequence[int], documents: Sequence[Document]) -> T
     result = model.get_decoder()(input_ids=ids, use_cache=True)
     cache, hidden = result.past_key_values.layers, result.last_hidden_state
     head = model.get_output_embeddings()
-    size = _HEAD_ROWS.get(ids.device.type, _MANY_HEAD_ROWS)
-    scores = (head(rows) for rows in hidden.flatten(0, 1).split(size))
+    states = hidden.flatten(0, 1)
+    scores = (head(states[rows]) for rows in row_blocks(states))
     argmax = torch.cat([best_columns(rows) for rows in scores]).view(ids.shape)
     sizes = [(len(document.ids), document.num_prompt) for document in documents]
     lengths, num_prompts = torch.tensor(sizes, device=ids.device).unbind(1)

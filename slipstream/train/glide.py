@@ -13,11 +13,8 @@ from torch import Tensor, nn
 
 from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings
-from slipstream.train.features import TrainBatch, best_columns
+from slipstream.train.features import TrainBatch, best_columns, row_blocks
 
-_ROWS = {"cpu": 256}
-"""Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
-_MANY_ROWS = 4096
 _LEAST_CHANCE = 1e-6
 """Least acceptance probability in the loss: below it the slope is bounded."""
 
@@ -202,9 +199,3 @@ def greedy_matches(draft: Tensor, argmax: Tensor, frozen: Frozen) -> Tensor:
     for rows in row_blocks(draft):
         columns[rows] = best_columns(draft[rows].to(frozen.head.dtype) @ frozen.head.T)
     return frozen.vocab[columns] == argmax
-
-
-def row_blocks(rows: Tensor) -> list[slice]:
-    """Return slices that cover the first dimension, each small enough for its device."""
-    size = _ROWS.get(rows.device.type, _MANY_ROWS)
-    return [slice(start, start + size) for start in range(0, len(rows), size)]

@@ -1,6 +1,5 @@
 """Acceptance of a draft on text that it was not trained on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,8 +89,3 @@ def lag_matches(model: nn.Module, frozen: Frozen, batch: TrainBatch, num_lags: i
 def generated_positions(batch: TrainBatch) -> Tensor:
     """Return the positions that predict a generated token, [B, T] bool."""
     return position_weights(batch, 0.0) > 0
-
-
-def spread(rates: Sequence[float], name: str) -> dict[str, float]:
-    """Return rates by name and number, for a record: name_0, name_1, …"""
-    return {f"{name}_{number}": rate for number, rate in enumerate(rates)}

@@ -186,7 +186,7 @@ def _packed(parts: Sequence[Counted], vocab_size: int) -> Arrays:
     bits = max(len(codes).bit_length() - 1, 1)
     order = np.argsort(codes, kind="stable")
     starts = np.concatenate([[0], np.cumsum(sizes[order])])
-    entries = _gathered(np.concatenate([[0], np.cumsum(sizes)]), order)
+    entries = np.argsort(np.repeat(np.argsort(order), sizes), kind="stable")
     tokens = np.concatenate([part.tokens for part in parts])[entries]
     probabilities = np.concatenate([part.probabilities for part in parts])[entries]
     buckets = np.searchsorted(
@@ -200,12 +200,3 @@ def _packed(parts: Sequence[Counted], vocab_size: int) -> Arrays:
         np.maximum(np.floor(probabilities * FULL), 1).astype(np.uint8),
     )
     return dict(zip(ARRAYS, arrays, strict=True))
-
-
-def _gathered(starts: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places of all entries of groups that are put into another order."""
-    sizes = np.diff(starts)[order]
-    ends = np.cumsum(sizes)
-    firsts = np.repeat(starts[:-1][order] - (ends - sizes), sizes)
-    places: NDArray[np.int64] = np.arange(len(firsts)) + firsts
-    return places

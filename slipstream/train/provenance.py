@@ -27,21 +27,21 @@ def write_provenance(
     packages = {name: version(name) for name in _PACKAGES}
     machine = {"python": platform.python_version(), "machine": platform.machine(), **packages}
     about = {"command": " ".join(command), "environment": machine, "revision": revision}
-    write_json(path, {**about, "data": [_data_facts(data) for data in files], **facts})
+    data = [
+        {
+            "file": file.name,
+            "sha256": file.sha256,
+            "num_documents": len(file.documents),
+            "num_tokens": file.num_tokens,
+            "num_generated_tokens": file.num_generated,
+            "num_skipped_documents": file.num_skipped,
+        }
+        for file in files
+    ]
+    write_json(path, {**about, "data": data, **facts})
 
 
 def read_provenance(directory: Path) -> Any:
     """Return the provenance of the weights in `directory`; None where there is none."""
     path = directory / PROVENANCE_NAME
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _data_facts(data: DataFile) -> dict[str, Any]:
-    return {
-        "file": data.name,
-        "sha256": data.sha256,
-        "num_documents": len(data.documents),
-        "num_tokens": data.num_tokens,
-        "num_generated_tokens": data.num_generated,
-        "num_skipped_documents": data.num_skipped,
-    }

@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_files import read_tensors, write_tensors
-from slipstream.train.config import TrainSchedule, TrainSettings
+from slipstream.train.config import FLOOR, GRAD_CLIP, WARMUP, TrainSchedule, TrainSettings
 from slipstream.train.data import batches
 from slipstream.train.features import FeatureSet, TrainBatch
 from slipstream.train.glide import Blocks, Frozen, draw_blocks, glide_loss
@@ -24,7 +24,6 @@ from slipstream.train.heldout import (
     HeldoutCounts,
     generated_positions,
     lag_matches,
-    spread,
 )
 
 NUM_LAGS = 7
@@ -175,8 +174,9 @@ class Trainer:
             heldout = self.measure(self.model, NUM_LAGS)
             is_best = heldout.length > state.best_length
             state.best_length = max(heldout.length, state.best_length)
-            rates = spread(heldout.acceptance, "lag") | spread(heldout.survival, "depth")
-            state.history.append({"step": float(state.step), "length": heldout.length, **rates})
+            rates = (("lag", heldout.acceptance), ("depth", heldout.survival))
+            named = {f"{name}_{n}": rate for name, of in rates for n, rate in enumerate(of)}
+            state.history.append({"step": float(state.step), "length": heldout.length, **named})
             hooks.check(Check(state.step, heldout, is_best))
         self._group.of_lead(0.0)
 
@@ -226,7 +226,7 @@ class Trainer:
         weight = group.total(part.weight).clamp_min(1.0)
         # The wrapped model takes the mean over the members; wanted is the sum.
         (part.value * (group.size / weight)).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.grad_clip)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRAD_CLIP)
         optimizer.step()
         state.step += 1
         num_tokens = sum(len(self._inputs.features.documents[index].ids) for index in picked)
@@ -267,11 +267,11 @@ def progress(schedule: TrainSchedule, state: RunState) -> float:
 
 
 def learning_rate(schedule: TrainSchedule, done: float) -> float:
-    """Return the rate: linear warm-up, then a cosine down to `floor` of the peak."""
-    if done < schedule.warmup:
-        return schedule.lr * max(done, 1e-3) / schedule.warmup
-    falling = 0.5 * (1 + math.cos(math.pi * (done - schedule.warmup) / (1 - schedule.warmup)))
-    return schedule.lr * (schedule.floor + (1 - schedule.floor) * falling)
+    """Return the rate: linear warm-up, then a cosine down to `FLOOR` of the peak."""
+    if done < WARMUP:
+        return schedule.lr * max(done, 1e-3) / WARMUP
+    falling = 0.5 * (1 + math.cos(math.pi * (done - WARMUP) / (1 - WARMUP)))
+    return schedule.lr * (FLOOR + (1 - FLOOR) * falling)
 
 
 def _groups(model: GlideModel, weight_decay: float) -> list[dict[str, object]]:

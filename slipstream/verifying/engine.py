@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
+from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError, check_token_ids
 from slipstream.core.row_costs import Offer
 from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.types import FinishReason, Proposal, Verdict
-from slipstream.core.verify.port_checks import check_proposal, check_tokens
+from slipstream.core.verify.port_checks import check_proposal
 from slipstream.core.verify.walk import Walk
 from slipstream.engine.thread import internal_errors
 from slipstream.models.causal import CausalModel
@@ -76,7 +76,7 @@ class LocalTarget:
         known = self._sessions.get(session.session_id)
         held = known or TargetSession()
         num_same = held.synced.num_same(sequence)
-        check_tokens(sequence.tokens[num_same:], vocab_size, "the sequence")
+        check_token_ids("the sequence", sequence.tokens[num_same:], vocab_size)
         is_next = num_same == len(held.synced.tokens) == len(sequence)
         roots = held.roots if is_next else ()
         check_proposal(session, proposal, vocab_size=vocab_size, roots=roots)

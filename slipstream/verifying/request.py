@@ -5,9 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
-from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
+from slipstream.core.errors import (
+    InvalidRequest,
+    PromptTooLong,
+    UnsupportedCombination,
+    check_token_ids,
+)
 from slipstream.core.logprobs import TokenLogprob
-from slipstream.core.request.prompt import check_vocabulary
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Proposal, Session, Verdict, Verification
@@ -230,8 +234,8 @@ def check_request(
         raise UnsupportedCombination(
             f"logprobs do not go with verification {session.verification.value}"
         )
-    check_vocabulary("logit_bias", dict(session.sampling.logit_bias), vocab_size)
-    check_vocabulary("stop_token_ids", session.stop_token_ids, vocab_size)
+    check_token_ids("logit_bias", dict(session.sampling.logit_bias), vocab_size)
+    check_token_ids("stop_token_ids", session.stop_token_ids, vocab_size)
     if not session.num_prompt_tokens <= len(sequence) < limit:
         raise InvalidRequest(
             f"the session would have {len(sequence)} tokens, but a prompt of"

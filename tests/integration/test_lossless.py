@@ -109,7 +109,7 @@ def test_copies_beside_a_draft_change_no_token_either(world, kind, shape, sampli
         profile = Profile(lookup=1, step_cost=step_cost)
         out = world.speculate(kind, 0, SAMPLINGS[sampling], asked, profile=profile)
         assert out.tokens == world.plain(0, sampling)
-        copied += sum(at.proposal.num_copied for at in out.rounds)
+        copied += sum(len(at.proposal.sources) for at in out.rounds)
         assert (out.num_drafted_by_the_draft > 0) == (step_cost == 0)
     assert copied > 0, "inconclusive: nothing was copied"
 

@@ -25,13 +25,13 @@ from slipstream.core.errors import (
     Unavailable,
     UnsupportedCombination,
     WeightsError,
+    check_token_ids,
 )
 from slipstream.core.request.prompt import (
     Prompt,
     PromptForm,
     are_ids,
     check_num_bytes,
-    check_token_range,
     checked_prompt,
 )
 from slipstream.parent_watch import watched_command
@@ -207,7 +207,7 @@ class ModelText:
         """
         content: Any = checked_prompt(prompt, form)
         if not isinstance(content, str) and are_ids(content):
-            check_token_range(content, len(self.table))
+            check_token_ids("the prompt", content, len(self.table))
             return tuple(content)
         request = prompt_request(content, form, last_token=last_token, max_tokens=max_tokens)
         check_num_bytes(request.num_bytes, max_tokens)

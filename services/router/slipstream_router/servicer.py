@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 import slipstream
-from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong
+from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, check_token_ids
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.model_info import (
     DrafterInfo,
@@ -19,7 +19,7 @@ from slipstream.core.request.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.core.request.prompt import check_num_bytes, check_num_messages, check_token_range
+from slipstream.core.request.prompt import check_num_bytes, check_num_messages
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
@@ -109,7 +109,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise PromptTooLong(
                 f"{len(request.token_ids)} token ids exceed the context of {limit} tokens"
             )
-        check_token_range(request.token_ids, len(model.text.table))
+        check_token_ids("the prompt", request.token_ids, len(model.text.table))
         return pb.DetokenizeResponse(text=model.text.table.decode(request.token_ids))
 
     async def GetModelInfo(

@@ -20,31 +20,19 @@ MAX_TREES = 3
 
 @dataclass(frozen=True, slots=True)
 class AheadTree:
-    """A tree that a draft went on with, and per node the numbers of its `NodeStats`.
-
-    `top_probs`, `probs` and `entropies` are as long as the tree. Raises `InvalidRequest` otherwise,
-    and for a probability that is none.
-    """
+    """A tree that a draft went on with, and the numbers of each node. Raises `InvalidRequest` for
+    others than one of each, and for a probability that is none."""
 
     tree: TokenTree
-    top_probs: Sequence[float]
-    probs: Sequence[float]
-    entropies: Sequence[float]
+    stats: Sequence[NodeStats]
 
     def __post_init__(self) -> None:
-        sizes = {len(self.top_probs), len(self.probs), len(self.entropies)}
-        if sizes != {len(self.tree)} or not all(0 <= prob <= 1 for prob in self.probs):
+        is_right = all(0 <= node.prob <= 1 for node in self.stats)
+        if len(self.stats) != len(self.tree) or not is_right:
             raise InvalidRequest(
-                f"a tree of {len(self.tree)} nodes has {len(self.probs)} probabilities, not one"
+                f"a tree of {len(self.tree)} nodes has {len(self.stats)} probabilities, not one"
                 " from 0 to 1 for each node"
             )
-
-    @classmethod
-    def of(cls, proposal: Proposal) -> "AheadTree":
-        """Return the tree of a proposal."""
-        stats = proposal.stats
-        top_probs, probs = [node.top_prob for node in stats], [node.prob for node in stats]
-        return cls(proposal.tree, top_probs, probs, [node.entropy for node in stats])
 
     def below(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
         """Return what is below `tokens`, as a proposal that keeps to a plan.
@@ -62,17 +50,14 @@ class AheadTree:
             level = [node for parent in level for node in self.tree.children(parent)]
             for node in level:
                 # As a child never beats the node above it, the likeliest make a tree.
-                probs[node] = probs.get(self.tree.parents[node], 1.0) * self.probs[node]
+                probs[node] = probs.get(self.tree.parents[node], 1.0) * self.stats[node].prob
         ranked = sorted(sorted(probs), key=lambda node: -probs[node])[: plan.max_nodes]
         count = num_paying([probs[node] for node in ranked], plan.row_prices)
         if not count:
             return None
         kept = sorted(ranked[:count])
         tree = TokenTree.of_nodes(self.tree.tokens, self.tree.parents, kept, root)
-        stats = tuple(
-            NodeStats(self.top_probs[node], self.probs[node], self.entropies[node]) for node in kept
-        )
-        return Proposal(tree, stats, stopped_by=AHEAD)
+        return Proposal(tree, tuple(self.stats[node] for node in kept), stopped_by=AHEAD)
 
 
 class AheadTrees:

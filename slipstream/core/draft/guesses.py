@@ -83,7 +83,9 @@ class Guesses:
         return guesses
 
     def _weigh(self, path: _Path, shortest: int, with_store: bool) -> Sequence[Guess]:
-        copied, shares = self._copy_after(path), dict[int, float]()
+        if path not in self._copies:
+            self._copies[path] = self._text.after(path)
+        copied, shares = self._copies[path], dict[int, float]()
         own, share = -1, 0.0
         if copied is not None and copied[1] >= shortest:
             own, share = copied[0], self._own.of(copied[1])
@@ -112,11 +114,6 @@ class Guesses:
         total = sum(weights.values()) + max(1.0 - sum(shares.values()), 0.0)
         kept = 1.0 - DRAWN_DOUBT * min(self._sampling.temperature, 1.0)
         return {token: kept * weight / total for token, weight in weights.items()}
-
-    def _copy_after(self, path: _Path) -> tuple[int, int] | None:
-        if path not in self._copies:
-            self._copies[path] = self._text.after(path)
-        return self._copies[path]
 
     def _stored_after(self, path: _Path) -> Sequence[tuple[int, float]]:
         if self._store is not None and path not in self._stored:

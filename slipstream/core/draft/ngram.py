@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import check_token_ids
+from slipstream.core.sequence import common_prefix
 
 LATEST = 16
 """Tokens of a session that its n-grams may look at."""
@@ -48,13 +49,13 @@ class MatchAcceptance:
 
     def of(self, match: int) -> float:
         """Return the probability of the next token behind a match of this length."""
-        group = _group(match)
+        group = bisect_right(_GROUPS, match)
         assumed = PRIOR_WEIGHT * match / (match + _DOUBT)
         return (assumed + self._kept[group]) / (PRIOR_WEIGHT + self._tried[group])
 
     def learn(self, match: int, *, is_right: bool) -> None:
         """Take in whether the token behind a match of this length became final."""
-        group = _group(match)
+        group = bisect_right(_GROUPS, match)
         self._tried[group] += 1
         self._kept[group] += is_right
 
@@ -78,13 +79,7 @@ class Acceptance:
         self._kept += is_right
 
 
-def _group(match: int) -> int:
-    return bisect_right(_GROUPS, match)
-
-
 _ENCODING = f"utf-32-{sys.byteorder[0]}e"
-MAX_TOKEN_ID = sys.maxunicode
-"""Largest token id that is looked up; every vocabulary ends far below."""
 LONGEST_MATCH = 16
 """Matches are not measured beyond."""
 
@@ -131,11 +126,7 @@ class OwnText:
 
 def _match(text: str, end: int) -> int:
     """Return how many characters before `end` are those that `text` ends with."""
-    size, limit = len(text), min(LONGEST_MATCH, end)
-    for length in range(limit):
-        if text[end - 1 - length] != text[size - 1 - length]:
-            return length
-    return limit
+    return common_prefix(text[max(end - LONGEST_MATCH, 0) : end][::-1], text[-LONGEST_MATCH:][::-1])
 
 
 def _text_of(tokens: Sequence[int]) -> str:
@@ -143,7 +134,5 @@ def _text_of(tokens: Sequence[int]) -> str:
     try:
         return array("I", tokens).tobytes().decode(_ENCODING, "surrogatepass")
     except (OverflowError, UnicodeDecodeError):
-        bad = next(token for token in tokens if not 0 <= token <= MAX_TOKEN_ID)
-        raise InvalidRequest(
-            f"n-grams take token ids from 0 to {MAX_TOKEN_ID}, but got {bad}"
-        ) from None
+        check_token_ids("a text of n-grams", tokens, sys.maxunicode + 1)
+        raise

@@ -30,17 +30,21 @@ class NgramDraft:
         """Draft a session, or a parked one's next request, from a store of its own."""
         self._guesses[session.session_id] = Guesses(store, session.sampling)
 
+    def guesses(self, sequence: TokenSequence) -> Guesses:
+        """Return what may follow a sequence."""
+        session = sequence.session
+        guesses = self._guesses.get(session.session_id) or Guesses(self._store, session.sampling)
+        guesses.take(sequence)
+        self._guesses[session.session_id] = guesses
+        return guesses
+
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """Propose the likeliest continuations: one of every position in a chain, else a tree."""
         if plan.shape not in (Shape.CHAIN, Shape.DYNAMIC):
             raise UnsupportedCombination(
                 f"the n-gram draft makes chains and dynamic trees, not {plan.shape.value}"
             )
-        session = sequence.session
-        guesses = self._guesses.get(session.session_id)
-        guesses = guesses or Guesses(self._store, session.sampling)
-        guesses.take(sequence)
-        self._guesses[session.session_id] = guesses
+        session, guesses = sequence.session, self.guesses(sequence)
         limits = TreeLimits(
             plan.max_depth,
             plan.max_nodes,
@@ -85,21 +89,14 @@ class LookupDraft:
     """
 
     def __init__(self, draft: Draft, store: NgramStore | None = None) -> None:
-        self._draft = draft
-        self._store = store
-        self._guesses: dict[str, Guesses] = {}
+        self._draft, self._ngrams = draft, NgramDraft(store)
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`; `plan.lookup` is not passed on."""
         copying = plan.lookup
         if copying is None:
             return await self._draft.propose(sequence, plan)
-        session = sequence.session
-        guesses = self._guesses.get(session.session_id)
-        if guesses is None:
-            guesses = Guesses(self._store, session.sampling)
-            self._guesses[session.session_id] = guesses
-        guesses.take(sequence)
+        session, guesses = sequence.session, self._ngrams.guesses(sequence)
         copies = _grown(guesses, session, plan, copying)
         if copies.covered >= copying.alone:
             return _with_copies(Proposal(), copies)
@@ -110,7 +107,7 @@ class LookupDraft:
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
-        self._guesses.pop(session_id, None)
+        await self._ngrams.release(session_id)
         await self._draft.release(session_id)
 
 
@@ -149,7 +146,6 @@ def _with_copies(proposal: Proposal, grown: Grown) -> Proposal:
         tree=grown.tree,
         stats=(),
         stopped_by=stopped_by,
-        num_copied=len(grown.sources),
         sources=grown.sources,
     )
 
@@ -168,7 +164,6 @@ def with_forced(proposal: Proposal, forced: tuple[int, ...]) -> Proposal:
         tree=TokenTree((*tree.tokens, *added), (*tree.parents, first, *below)),
         stats=(),
         stopped_by=proposal.stopped_by if _is_drafted(proposal) else GRAMMAR,
-        num_copied=proposal.num_copied + len(added),
         sources=(*proposal.sources, *(CopySource.GRAMMAR,) * len(added)),
     )
 

@@ -81,14 +81,14 @@ class Breakers:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Attempt:
     """One request's use of a name. It may succeed and fail many times, until it ends."""
 
-    def __init__(
-        self, name: str, known: dict[str, "_Breaker"], clock: Clock, limits: BreakerLimits
-    ) -> None:
-        self._name = name
-        self._known, self._clock, self._limits = known, clock, limits
+    _name: str
+    _known: dict[str, "_Breaker"]
+    _clock: Clock
+    _limits: BreakerLimits
 
     def succeeded(self) -> None:
         """Count an answer."""
@@ -159,35 +159,6 @@ class Failures:
         """Return the names of those that are not to be used now."""
         return self.own.resting() | self.shared.resting()
 
-    def begin(self, name: str) -> "ReplicaAttempt":
-        """Begin to use a replica."""
-        return ReplicaAttempt(self.own.begin(name), self.shared.begin(name))
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaAttempt:
-    """One use of a replica, counted for this request and for all of them."""
-
-    own: Attempt
-    shared: Attempt
-
-    def failed(self, error: Exception) -> None:
-        """Count a failure: for all requests only where it concerns the replica more than this
-        request, because it does not answer or fails inside."""
-        self.own.failed()
-        if isinstance(error, _OF_THE_REPLICA):
-            self.shared.failed()
-
-    def succeeded(self) -> None:
-        """Count an answer."""
-        self.own.succeeded()
-        self.shared.succeeded()
-
-    def end(self) -> None:
-        """End the use."""
-        self.own.end()
-        self.shared.end()
-
 
 class FailoverProxy(Generic[P]):
     """A port of one request, over one replica after another."""
@@ -198,7 +169,8 @@ class FailoverProxy(Generic[P]):
         self._remaining = remaining
         self._session_id = ""
         self._used: InUse[P] | None = None
-        self._attempt: ReplicaAttempt | None = None
+        self._attempts: tuple[Attempt, ...] = ()
+        """Attempts at the replica: that of this request, and that of all of them."""
 
     async def release(self, session_id: str) -> None:
         """See `core.ports`."""
@@ -220,7 +192,19 @@ class FailoverProxy(Generic[P]):
 
     def _use(self, used: InUse[P] | None) -> None:
         self._used = used
-        self._attempt = None if used is None else self._failures.begin(used.name)
+        if used is not None:
+            failures = self._failures
+            self._attempts = failures.own.begin(used.name), failures.shared.begin(used.name)
+
+    def _succeeded(self) -> None:
+        for attempt in self._attempts:
+            attempt.succeeded()
+
+    def _failed(self, error: Exception) -> None:
+        """Count a failure: for all requests only where it concerns the replica more than this
+        request, because it does not answer or fails inside."""
+        for attempt in self._attempts[: 1 + isinstance(error, _OF_THE_REPLICA)]:
+            attempt.failed()
 
     def _is_over(self, used: InUse[P]) -> bool:
         """Return whether the request itself has ended: its time is up, or it released the port."""
@@ -229,9 +213,9 @@ class FailoverProxy(Generic[P]):
 
     def _let_go(self) -> InUse[P] | None:
         used, self._used = self._used, None
-        if self._attempt is not None:
-            self._attempt.end()
-            self._attempt = None
+        for attempt in self._attempts:
+            attempt.end()
+        self._attempts = ()
         return used
 
     async def _end(self, used: InUse[P] | None) -> None:

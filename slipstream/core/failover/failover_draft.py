@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from slipstream.core import errors
-from slipstream.core.errors import InvalidRequest, SlipstreamError
+from slipstream.core.errors import InvalidRequest, SlipstreamError, check_fits
 from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence
@@ -88,8 +88,7 @@ class FailoverDraft(FailoverProxy[Draft]):
             return _without_draft(plan, Proposal(fallback=self._reason))
         if proposal.fallback is not None:  # neither a success nor a failure so far
             return _without_draft(plan, proposal)
-        if self._attempt is not None:
-            self._attempt.succeeded()
+        self._succeeded()
         self._reason = NO_DRAFT
         if not len(proposal.tree):
             lacking = _LACKING.get(proposal.stopped_by)
@@ -118,8 +117,8 @@ class FailoverDraft(FailoverProxy[Draft]):
 
     async def _lose(self, used: InUse[Draft], error: Exception) -> None:
         self._reason = reason_of(error)
-        if not self._is_over(used) and self._attempt is not None:
-            self._attempt.failed(error)
+        if not self._is_over(used):
+            self._failed(error)
             if (failure := (used.name, type(error))) not in self._logged:
                 self._logged.add(failure)
                 _LOG.warning("a request goes on without the draft %s: %s", used.name, error)
@@ -140,13 +139,8 @@ def reason_of(error: Exception) -> str:
 
 def _check(session: Session, plan: Plan, proposal: Proposal, *, vocab_size: int) -> None:
     tree = proposal.tree
-    if len(tree) > plan.max_nodes:
-        raise InvalidRequest(
-            f"the proposal has {len(tree)} nodes, above the {plan.max_nodes} asked"
-        )
-    depth = max(tree.depths(), default=0)
-    if depth > plan.max_depth:
-        raise InvalidRequest(f"the proposal is {depth} deep, above the {plan.max_depth} asked")
+    check_fits("the proposal has", len(tree), "nodes", plan.max_nodes)
+    check_fits("the proposal has", max(tree.depths(), default=0), "levels", plan.max_depth)
     check_proposal(session, proposal, vocab_size=vocab_size, roots=plan.roots)
     for stats in proposal.stats:
         numbers = (stats.top_prob, stats.prob, stats.entropy, stats.score or 0.0)

@@ -78,15 +78,13 @@ class FailoverTarget(FailoverProxy[Target]):
                     proposal = Proposal()  # roots that the lost one drew are none of the next one's
                 continue
             self._full.clear()
-            if self._attempt is not None:
-                self._attempt.succeeded()
+            self._succeeded()
             return verdict
 
     async def _replace(self, lost: InUse[Target], error: SlipstreamError) -> None:
         if self._is_over(lost):
             raise error
-        if self._attempt is not None:
-            self._attempt.failed(error)
+        self._failed(error)
         await self._end(self._let_go())
         self._num_losses += 1
         self._num_internal_errors += isinstance(error, errors.InternalError)

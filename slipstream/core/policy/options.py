@@ -9,7 +9,7 @@ from collections.abc import Set
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination, check
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination, check, check_fits
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, make_stop
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -92,10 +92,7 @@ class SpeculationOptions:
         for width in self.widths:
             _check_range("a width", width, MAX_NODES)
         nodes, limit = num_product_nodes(self.widths), self.max_nodes or MAX_NODES
-        if nodes > limit:
-            raise InvalidRequest(
-                f"widths {self.widths} make {nodes} nodes, but at most {limit} fit"
-            )
+        check_fits(f"widths {self.widths} make", nodes, "nodes", limit)
 
 
 _ENUMS = {"mode": Mode, "shape": Shape, "stop": StopPolicy, "verification": Verification}
@@ -134,10 +131,8 @@ class Capability:
     stops: frozenset[StopPolicy]
     drafters: frozenset[str]
     note: str = ""
-    lookup: bool = False
-    """Permission to copy text beside the draft's proposals."""
-    overlap: bool = False
-    """Permission to draft while the draft's proposal is verified."""
+    extras: bool = False
+    """Permission to copy text beside the proposals, and to draft while they are verified."""
 
 
 _MODELS = frozenset({"glide", "vanilla"})
@@ -152,8 +147,7 @@ VERIFICATIONS: dict[Verification, Capability] = {
         _STOPS,
         _DRAFTERS,
         "the same tokens as plain",
-        lookup=True,
-        overlap=True,
+        extras=True,
     ),
     Verification.MCSD: Capability(
         "mcsd", _DRAWN_SHAPES, _STOPS, _MODELS, "cape leaves are drawn, without replacement"
@@ -172,9 +166,7 @@ VERIFICATIONS: dict[Verification, Capability] = {
 
 DRAFTERS: dict[str, Capability] = {
     **{
-        name: Capability(
-            name, frozenset(Shape), _STOPS, frozenset({name}), lookup=True, overlap=True
-        )
+        name: Capability(name, frozenset(Shape), _STOPS, frozenset({name}), extras=True)
         for name in ("glide", "vanilla")
     },
     "ngram": Capability(
@@ -196,7 +188,7 @@ def check_combination(
     """
     _check_drafter(drafter)
     mode = options.verification or Verification.EXACT
-    for capability in (VERIFICATIONS[mode], DRAFTERS[drafter]):
+    for capability in _rows(options, drafter):
         _check_part(capability, "shape", options.shape, capability.shapes)
         _check_part(capability, "stop", options.stop, capability.stops)
     if drafter not in VERIFICATIONS[mode].drafters:
@@ -205,7 +197,7 @@ def check_combination(
         )
     if options.lookup:
         _check_lookup(mode, drafter)
-    if options.overlap and not fits_overlap(options, drafter):
+    if options.overlap and not fits_extras(options, drafter):
         raise UnsupportedCombination(
             "overlap goes with verification exact and a draft that is a model, not with"
             f" {mode.value} and {drafter}"
@@ -216,37 +208,30 @@ def check_combination(
 
 def fitting_shape(options: SpeculationOptions, default: Shape, *, drafter: str) -> Shape:
     """The shape asked for, or `default`, or else the first one that the other parts go with."""
-    if options.shape is not None:
-        return options.shape
-    mode = options.verification or Verification.EXACT
-    fitting = VERIFICATIONS[mode].shapes & DRAFTERS[drafter].shapes
-    return default if default in fitting else next(shape for shape in Shape if shape in fitting)
+    fitting = [row.shapes for row in _rows(options, drafter)]
+    return options.shape or next(it for it in (default, *Shape) if all(it in of for of in fitting))
 
 
 def fitting_stop(options: SpeculationOptions, default: StopPolicy, *, drafter: str) -> StopPolicy:
     """The stop policy asked for, or `default`, or else the first one the drafter can serve."""
-    if options.stop is not None:
-        return options.stop
-    fitting = DRAFTERS[drafter].stops
-    return default if default in fitting else next(stop for stop in StopPolicy if stop in fitting)
+    stops = (default, *StopPolicy)
+    return options.stop or next(it for it in stops if it in DRAFTERS[drafter].stops)
 
 
-def fits_lookup(options: SpeculationOptions, drafter: str) -> bool:
-    """Return whether copies may stand beside this drafter's proposals with these options."""
-    mode = options.verification or Verification.EXACT
-    return VERIFICATIONS[mode].lookup and DRAFTERS[drafter].lookup
+def fits_extras(options: SpeculationOptions, drafter: str) -> bool:
+    """Return whether copies may stand beside this drafter's proposals with these options, and it
+    may go on while they are verified."""
+    return all(row.extras for row in _rows(options, drafter))
 
 
-def fits_overlap(options: SpeculationOptions, drafter: str) -> bool:
-    """Return whether this drafter may go on while a proposal is verified with these options."""
-    mode = options.verification or Verification.EXACT
-    return VERIFICATIONS[mode].overlap and DRAFTERS[drafter].overlap
+def _rows(options: SpeculationOptions, drafter: str) -> tuple[Capability, Capability]:
+    return VERIFICATIONS[options.verification or Verification.EXACT], DRAFTERS[drafter]
 
 
 def _check_lookup(mode: Verification, drafter: str) -> None:
-    if not VERIFICATIONS[mode].lookup:
+    if not VERIFICATIONS[mode].extras:
         raise UnsupportedCombination(f"lookup goes with verification exact, not {mode.value}")
-    if not DRAFTERS[drafter].lookup:
+    if not DRAFTERS[drafter].extras:
         raise UnsupportedCombination(
             f"lookup stands beside a draft that is a model, but {drafter} is lookup already"
         )

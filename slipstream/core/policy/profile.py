@@ -4,14 +4,13 @@ import math
 from dataclasses import dataclass, field
 
 from slipstream.core.draft.cape import PAPER_TABLE
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import (
     Mode,
     SpeculationOptions,
     check_combination,
-    fits_lookup,
-    fits_overlap,
+    fits_extras,
     fitting_shape,
     fitting_stop,
     num_product_nodes,
@@ -51,26 +50,20 @@ class Profile:
     calibration_sampled: Calibration = field(default_factory=Calibration)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_depth <= MAX_DRAFT_TOKENS:
-            raise InvalidRequest(f"a profile's max_depth is {self.max_depth}, not 1 to 40")
-        if not 1 <= self.max_nodes <= MAX_NODES:
-            raise InvalidRequest(f"a profile's max_nodes is {self.max_nodes}, not 1 to 127")
+        for name, most in (("max_depth", MAX_DRAFT_TOKENS), ("max_nodes", MAX_NODES)):
+            value = getattr(self, name)
+            check(1 <= value <= most, f"a profile's {name}", value, f"from 1 to {most}")
         for name in ("step_cost", "row_cost", "lookup"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidRequest(f"a profile's {name} is {value}, not 0 or more")
+            is_right = value is None or 0 <= value < math.inf
+            check(is_right, f"a profile's {name}", value, "0 or more")
         if self.shape in (Shape.PRODUCT, Shape.FORK):
             raise InvalidRequest(f"a profile's shape is {self.shape.value}, which needs a request")
-        if not self.cape_table or min(self.cape_table) < 0:
-            raise InvalidRequest(
-                f"a profile's cape_table is {self.cape_table}, but needs counts of 0 or more"
-            )
+        table = self.cape_table
+        is_right = bool(table) and min(table) >= 0
+        check(is_right, "a profile's cape_table", table, "counts of 0 or more")
         for threshold in (self.threshold, self.threshold_sampled):
             make_stop(self.stop, threshold, cost_ratio=1.0)
-
-    def threshold_at(self, temperature: float) -> float | None:
-        """The threshold of its stop policy, for requests at this temperature."""
-        return self.threshold_sampled if temperature else self.threshold
 
     def calibration_at(self, temperature: float) -> Calibration:
         """Return the calibration of the draft's confidence at this temperature."""
@@ -131,23 +124,20 @@ class Settings:
 
 
 def resolve(
-    options: SpeculationOptions,
-    profile: Profile,
-    *,
-    drafter: str,
-    has_decision_model: bool,
-    temperature: float = 0.0,
-    step_s: float | None = None,
+    options: SpeculationOptions, draft: DraftFacts, *, temperature: float = 0.0
 ) -> Settings:
-    """Fill `options` from `profile`; a draft step takes `step_s` seconds, if known.
+    """Fill `options` from the profile of a draft.
 
     What is asked for by name is not cut to the profile's number of nodes. Raises
     `UnsupportedCombination` where they do not fit.
     """
-    check_combination(options, drafter, has_decision_model=has_decision_model)
+    profile, drafter = draft.profile, draft.kind
+    check_combination(options, drafter, has_decision_model=draft.has_decision_model)
     verification = options.verification or Verification.EXACT
     stop = fitting_stop(options, profile.stop, drafter=drafter)
-    inherits = options.threshold is None and stop is profile.stop
+    threshold = options.threshold
+    if threshold is None and stop is profile.stop:
+        threshold = profile.threshold_sampled if temperature else profile.threshold
     widths = options.widths or ()
     usual_roots = DEFAULT_NUM_ROOTS if verification is Verification.TARGET_INIT else 1
     roots = options.num_roots or usual_roots
@@ -156,7 +146,7 @@ def resolve(
         mode=options.mode,
         shape=fitting_shape(options, profile.shape, drafter=drafter),
         stop=stop,
-        threshold=profile.threshold_at(temperature) if inherits else options.threshold,
+        threshold=threshold,
         max_draft_tokens=len(widths) or options.max_draft_tokens or profile.max_depth,
         max_nodes=max_nodes,
         widths=widths,
@@ -165,9 +155,10 @@ def resolve(
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
         lookup=_copying(options, profile, max_nodes, drafter=drafter),
-        overlap=options.overlap if fits_overlap(options, drafter) else False,
+        overlap=options.overlap if fits_extras(options, drafter) else False,
         is_sampled=temperature > 0,
-        step_s=step_s,
+        step_s=draft.step_s,
+        overlap_gain=draft.overlap_gain,
     )
 
 
@@ -185,7 +176,7 @@ def _copying(
 ) -> Copying | None:
     """Return the copies beside the draft; a default that does not fit gives way."""
     is_on = profile.lookup > 0 if options.lookup is None else options.lookup
-    if not is_on or options.mode is Mode.OFF or not fits_lookup(options, drafter):
+    if not is_on or options.mode is Mode.OFF or not fits_extras(options, drafter):
         return None
     depth = options.max_draft_tokens or min(max_nodes, MAX_DRAFT_TOKENS)
     shortest = profile.lookup or DEFAULT_LOOKUP

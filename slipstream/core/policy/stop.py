@@ -125,13 +125,13 @@ class SvipStop:
     limit: FixedStop = field(default_factory=FixedStop)
 
     def __post_init__(self) -> None:
-        is_right = 0 < self.threshold < math.inf
-        check(is_right, "the threshold of stop svip", self.threshold, "above 0")
+        check(
+            0 < self.threshold < math.inf, "the threshold of stop svip", self.threshold, "above 0"
+        )
 
     def should_stop(self, signal: StopSignal) -> bool:
-        if self.limit.should_stop(signal) or math.isnan(signal.entropy):
-            return self.limit.should_stop(signal)
-        return math.sqrt(SVIP_SLOPE * max(signal.entropy, 0.0)) > self.threshold
+        bound = math.sqrt(SVIP_SLOPE * max(signal.entropy, 0.0))
+        return self.limit.should_stop(signal) or bound > self.threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class DecisionStop:
     fallback: SvipStop = field(default_factory=SvipStop)
 
     def __post_init__(self) -> None:
-        is_right = 0 <= self.threshold <= 1
-        check(is_right, "the threshold of stop decision", self.threshold, "from 0 to 1")
+        value = self.threshold
+        check(0 <= value <= 1, "the threshold of stop decision", value, "from 0 to 1")
 
     def should_stop(self, signal: StopSignal) -> bool:
         if signal.score is None or math.isnan(signal.score):
@@ -173,15 +173,10 @@ class CostStop:
         check(is_right, "the threshold of stop cost", self.cost_ratio, "above 0")
 
     def should_stop(self, signal: StopSignal) -> bool:
-        if self.limit.should_stop(signal) or math.isnan(signal.path_prob):
-            return self.limit.should_stop(signal)
-        return signal.path_prob * self.next_prob(signal) < self.cost_ratio
-
-    def next_prob(self, signal: StopSignal) -> float:
-        """P(the next token is accepted, given that the path is)."""
-        if signal.score is None or math.isnan(signal.score):
-            return self.calibration.probability(signal.top_prob)
-        return signal.score
+        likely = signal.score
+        if likely is None or math.isnan(likely):
+            likely = self.calibration.probability(signal.top_prob)
+        return self.limit.should_stop(signal) or signal.path_prob * likely < self.cost_ratio
 
 
 def make_stop(

@@ -98,14 +98,20 @@ def drafter_info(facts: DraftFacts, *, num_replicas: int = 1) -> DrafterInfo:
         tuple(stop for stop in StopPolicy if stop in stops),
         facts.max_lag,
         num_replicas,
-        row.lookup,
+        row.extras,
     )
 
 
 def drafter_infos(drafts: Sequence[DraftFacts]) -> tuple[DrafterInfo, ...]:
     """One row per kind: what every replica of it can do, and how many there are."""
-    kinds = sorted({draft.kind for draft in drafts} - {NO_DRAFTER})
-    return tuple(_common([draft for draft in drafts if draft.kind == kind]) for kind in kinds)
+    infos = []
+    for kind in sorted({draft.kind for draft in drafts} - {NO_DRAFTER}):
+        own = [draft for draft in drafts if draft.kind == kind]
+        lag = min((draft.max_lag for draft in own if draft.max_lag is not None), default=None)
+        decides = all(draft.has_decision_model for draft in own)
+        facts = DraftFacts(kind, has_decision_model=decides, max_lag=lag)
+        infos.append(drafter_info(facts, num_replicas=len(own)))
+    return tuple(infos)
 
 
 def verification_infos(kinds: Set[str]) -> tuple[VerificationInfo, ...]:
@@ -120,12 +126,3 @@ def verification_infos(kinds: Set[str]) -> tuple[VerificationInfo, ...]:
                 VerificationInfo(verification, shapes, drafters, verification.is_lossless, row.note)
             )
     return tuple(infos)
-
-
-def _common(drafts: Sequence[DraftFacts]) -> DrafterInfo:
-    lags = [draft.max_lag for draft in drafts if draft.max_lag is not None]
-    decides = all(draft.has_decision_model for draft in drafts)
-    facts = DraftFacts(
-        drafts[0].kind, has_decision_model=decides, max_lag=min(lags) if lags else None
-    )
-    return drafter_info(facts, num_replicas=len(drafts))

@@ -6,7 +6,6 @@ from enum import StrEnum
 from slipstream.core.round import Round
 from slipstream.core.text.text import Detokenizer
 from slipstream.core.tree import ROOT, CopySource
-from slipstream.core.types import Proposal, Verdict
 
 
 class TokenOrigin(StrEnum):
@@ -34,18 +33,15 @@ Origins = tuple[TokenOrigin | None, ...]
 """One for each token; None for what was final before this call, whose rounds are not known."""
 
 
-def node_origins(proposal: Proposal, *, has_roots: bool = False) -> tuple[TokenOrigin, ...]:
-    """Return the origin of each node of the tree.
-
-    With `has_roots` the tree hangs under target-initialised roots, which are the target's own.
-    """
-    tree = proposal.tree
+def node_origins(round_: Round) -> tuple[TokenOrigin, ...]:
+    """Return the origin of each node of the tree; target-initialised roots are the target's own."""
+    proposal, tree = round_.proposal, round_.proposal.tree
     num_modelled = len(tree) - len(proposal.sources)
     origins: list[TokenOrigin] = []
     best = {ROOT}
     for node, parent in enumerate(tree.parents):
         is_best = parent in best
-        if has_roots and parent == ROOT:
+        if round_.plan.roots and parent == ROOT:
             origins.append(TokenOrigin.TARGET)
         elif node >= num_modelled:
             origins.append(_OF_SOURCES[proposal.sources[node - num_modelled]])
@@ -57,12 +53,10 @@ def node_origins(proposal: Proposal, *, has_roots: bool = False) -> tuple[TokenO
     return tuple(origins)
 
 
-def origins_of(
-    proposal: Proposal, verdict: Verdict, *, has_roots: bool = False
-) -> tuple[TokenOrigin, ...]:
+def origins_of(round_: Round) -> tuple[TokenOrigin, ...]:
     """Return the origin of each of the verdict's tokens. See `node_origins`."""
-    path = proposal.tree.matching(verdict.tokens[: verdict.num_accepted])
-    origins = node_origins(proposal, has_roots=has_roots)
+    verdict, origins = round_.verdict, node_origins(round_)
+    path = round_.proposal.tree.matching(verdict.tokens[: verdict.num_accepted])
     kept = [origins[node] for node in path]
     return (*kept, *[TokenOrigin.TARGET] * (len(verdict.tokens) - len(path)))
 
@@ -98,18 +92,14 @@ class RoundTree:
 
 def round_tree(round_: Round, text: Detokenizer) -> RoundTree:
     """Return what there is to see of a round that has its verdict."""
-    tree, verdict, has_roots = round_.proposal.tree, round_.verdict, bool(round_.plan.roots)
+    tree, verdict = round_.proposal.tree, round_.verdict
     kept = set(tree.matching(verdict.tokens[: verdict.num_accepted]))
-    origins = node_origins(round_.proposal, has_roots=has_roots)
+    rows = enumerate(zip(tree.tokens, tree.parents, node_origins(round_), strict=True))
     nodes = tuple(
         RoundNode(token, text.token_bytes(token), parent, origin, node in kept)
-        for node, (token, parent, origin) in enumerate(
-            zip(tree.tokens, tree.parents, origins, strict=True)
-        )
+        for node, (token, parent, origin) in rows
     )
-    final = zip(
-        verdict.tokens, origins_of(round_.proposal, verdict, has_roots=has_roots), strict=True
-    )
+    final = zip(verdict.tokens, origins_of(round_), strict=True)
     tokens = tuple(
         RoundToken(text.token_bytes(token) if text.decode((token,)) else b"", origin)
         for token, origin in final

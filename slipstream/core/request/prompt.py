@@ -4,7 +4,7 @@ Without tokenizer, chat template and wire. Errors go into logs, so they quote no
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from slipstream.core.errors import (
     PromptTooLong,
     UnsupportedCombination,
     check_fits,
+    check_token_ids,
 )
 from slipstream.core.request.tools import Tool, check_tools
-from slipstream.core.text.text import check_token_ids, check_unicode
+from slipstream.core.text.text import check_unicode
 
 Message = Mapping[str, Any]
 """`role` and `content`, a text or parts of it; an assistant's may have `tool_calls` as OpenAI
@@ -70,8 +71,8 @@ def checked_prompt(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> Prompt:
     """
     if form.continue_final and (form.raw or isinstance(prompt, str) or are_ids(prompt)):
         raise UnsupportedCombination("continue_final goes with messages only")
-    if isinstance(prompt, str):
-        return _text(prompt, "the prompt")
+    if isinstance(prompt, str) and prompt:
+        return content_text(prompt, "the prompt")
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise _not_a_prompt(prompt)
     if not prompt:
@@ -79,7 +80,7 @@ def checked_prompt(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> Prompt:
     if are_ids(prompt):
         if form.tools:
             raise UnsupportedCombination("tools are given, but token ids show none")
-        check_token_ids(prompt)  # type: ignore[arg-type]
+        check_token_ids("the prompt", prompt)  # type: ignore[arg-type]
         return tuple(prompt)  # type: ignore[return-value]
     if form.raw:
         raise UnsupportedCombination("a raw prompt is text or token ids, not messages")
@@ -197,28 +198,6 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
-
-
-def check_token_range(ids: Sequence[int], num_tokens: int) -> None:
-    """Raise `InvalidRequest` for a prompt's ids that are of no token."""
-    if (highest := max(ids, default=0)) >= num_tokens:
-        raise InvalidRequest(f"the prompt has token id {highest}, not 0 to {num_tokens - 1}")
-
-
-def check_vocabulary(what: str, tokens: Iterable[int], vocab_size: int) -> None:
-    """Raise `InvalidRequest` for a token that is not in the vocabulary."""
-    highest = max(tokens, default=0)
-    if highest >= vocab_size:
-        raise InvalidRequest(
-            f"{what} names token {highest}, but the vocabulary has {vocab_size} tokens"
-        )
-
-
-def _text(text: str, name: str) -> str:
-    if not text:
-        raise InvalidRequest(f"{name} is empty")
-    check_unicode(text, name)
-    return text
 
 
 MAX_PARTS = 16_384

@@ -13,12 +13,13 @@ from slipstream.core.errors import (
     PromptTooLong,
     UnsupportedCombination,
     check,
+    check_token_ids,
 )
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.profile import DraftFacts, Settings, resolve
-from slipstream.core.request.prompt import Prompt, PromptForm, check_vocabulary
+from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
 from slipstream.core.text.text import check_stop_strings, check_stop_tokens
@@ -198,7 +199,7 @@ def make_request(
             f"a prompt of {len(tokens)} tokens and up to {ask.max_tokens} new ones exceed"
             f" the context of {model.context_length} tokens"
         )
-    check_vocabulary("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
+    check_token_ids("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
     _check_abilities(ask, model, settings)
     if ask.prompt_logprobs:
         check_num_prompt_logprobs(len(tokens), ask.num_logprobs or 0)
@@ -232,17 +233,9 @@ def draft_settings(
         if options != SpeculationOptions() and options.mode is not Mode.OFF:
             raise InvalidRequest("the engine has no draft, so nothing can be asked of one")
         options = SpeculationOptions(mode=Mode.OFF)
-    kind = "ngram" if draft.kind == NO_DRAFTER else draft.kind
+        draft = replace(draft, kind="ngram")
     _check_draft(options, draft)
-    settings = resolve(
-        options,
-        draft.profile,
-        drafter=kind,
-        has_decision_model=draft.has_decision_model,
-        temperature=temperature,
-        step_s=draft.step_s,
-    )
-    return replace(settings, overlap_gain=draft.overlap_gain)
+    return resolve(options, draft, temperature=temperature)
 
 
 def _check_draft(options: SpeculationOptions, draft: DraftFacts) -> None:
@@ -276,7 +269,7 @@ def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
 
 
 def _ends(ask: Ask, model: ModelFacts) -> frozenset[int]:
-    check_vocabulary("stop_token_ids", ask.stop_token_ids, model.vocab_size)
+    check_token_ids("stop_token_ids", ask.stop_token_ids, model.vocab_size)
     own = frozenset[int]() if ask.ignore_eos else model.stop_token_ids
     return own | set(ask.stop_token_ids)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest, check_fits
+from slipstream.core.errors import InvalidRequest, check, check_fits, check_token_ids
+from slipstream.core.sequence import common_prefix
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240
 MAX_STOP_TOKEN_IDS = 64
-MAX_TOKEN_ID = 2**31 - 1
 _INCOMPLETE = "\ufffd"
 _MAX_CHARACTER = 4
 """Bytes of a character, and so its tokens, at most."""
@@ -52,16 +52,14 @@ def check_stop_strings(stop: Sequence[str]) -> None:
     for string in stop:
         check_unicode(string, "a stop string")
         size = len(string.encode())
-        if not 0 < size <= MAX_STOP_BYTES:
-            raise InvalidRequest(
-                f"a stop string has {size} bytes, but must have from 1 to {MAX_STOP_BYTES}"
-            )
+        is_right = 0 < size <= MAX_STOP_BYTES
+        check(is_right, "the size of a stop string", size, f"from 1 to {MAX_STOP_BYTES} bytes")
 
 
 def check_stop_tokens(tokens: Sequence[int]) -> None:
     """Raise `InvalidRequest` for stop tokens that are too many, or no token ids."""
     check_fits("stop_token_ids has", len(tokens), "tokens", MAX_STOP_TOKEN_IDS)
-    check_token_ids(tokens, "stop_token_ids")
+    check_token_ids("stop_token_ids", tokens)
 
 
 class TextStream:
@@ -137,7 +135,7 @@ class TextStream:
             # What the oldest token begins is a character or none by now.
             end = num_settled + 1
             oldest = self._decode(self._tokens[start:end])
-            text = _common_start(oldest, text)
+            text = text[: common_prefix(oldest, text)]
             self._context = max(start, end - _MAX_CHARACTER)
             self._num_open = len(oldest) - len(text)
         self._text += text[num_known:]
@@ -188,12 +186,6 @@ class TextStream:
         return text
 
 
-def _common_start(one: str, other: str) -> str:
-    pairs = enumerate(zip(one, other, strict=False))
-    differing = (index for index, (a, b) in pairs if a != b)
-    return one[: next(differing, min(len(one), len(other)))]
-
-
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Pieces that follow each other, as one."""
     text = "".join(piece.text for piece in pieces)
@@ -207,10 +199,3 @@ def check_unicode(text: str, name: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{name} is not valid Unicode ({error.reason})") from None
-
-
-def check_token_ids(tokens: Sequence[int], what: str = "the prompt") -> None:
-    """Raise `InvalidRequest` for ids that are none."""
-    for token in (min(tokens, default=0), max(tokens, default=0)):
-        if not 0 <= token <= MAX_TOKEN_ID:
-            raise InvalidRequest(f"{what} has token id {token}, not 0 to {MAX_TOKEN_ID}")

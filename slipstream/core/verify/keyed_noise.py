@@ -37,13 +37,8 @@ def uniform(seed: int, position: int, purpose: Purpose, index: int) -> float:
     return _uniform(noise_keys(seed, position, purpose), index)
 
 
-def gumbel_of(seed: int, position: int, token: int, *, purpose: Purpose) -> float:
-    """Return the Gumbel noise of one token: that of `core.verify.noise.gumbel` up to rounding."""
-    return gumbels_of(seed, position, (token,), purpose=purpose)[0]
-
-
 def gumbels_of(seed: int, position: int, tokens: Iterable[int], *, purpose: Purpose) -> list[float]:
-    """Return the Gumbel noise of several tokens of one position, as `gumbel_of` does of one."""
+    """Return the Gumbel noise of tokens: that of `core.verify.noise.gumbel` up to rounding."""
     keys = noise_keys(seed, position, purpose)
     return [-math.log(-math.log1p(-_uniform(keys, token))) for token in tokens]
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check, check_token_ids
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import STOP_REASONS
 from slipstream.core.tree import MAX_NODES, ROOT, TokenTree
@@ -26,7 +26,7 @@ def check_proposal(
             f"drafting was ended by {proposal.stopped_by[:40]!r},"
             f" not by one of {', '.join(STOP_REASONS)}"
         )
-    check_tokens(tree.tokens, vocab_size, "the proposal")
+    check_token_ids("the proposal", tree.tokens, vocab_size)
     are_distinct = len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
     if mode is not Verification.MCSD_REPLACEMENT and not are_distinct:
         raise InvalidRequest("siblings carry the same token, but were not drawn with replacement")
@@ -64,13 +64,6 @@ def _check_sizes(proposal: Proposal) -> None:
         )
 
 
-def check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
-    """Raise `InvalidRequest` for an id that is no token's."""
-    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        bad = next(token for token in tokens if not 0 <= token < vocab_size)
-        raise InvalidRequest(f"{source} has token {bad}, outside the vocabulary of {vocab_size}")
-
-
 def _check_fork(tree: TokenTree, roots: Sequence[int]) -> None:
     first = [tree.tokens[node] for node in tree.children(ROOT)]
     if roots and first and first != list(roots):
@@ -94,25 +87,16 @@ def _check_distribution(
         )
     if len(set(distribution.tokens)) != len(distribution.tokens):
         raise InvalidRequest(f"the distribution at node {node} names a token twice")
-    check_tokens(distribution.tokens, vocab_size, f"the distribution at node {node}")
+    check_token_ids(f"the distribution at node {node}", distribution.tokens, vocab_size)
     # Each number first: what is none, or not finite, has no sum.
-    bad = next((prob for prob in distribution.probs if not 0 <= prob <= 1 + _MASS_TOLERANCE), None)
-    if bad is not None:
-        raise InvalidRequest(
-            f"the distribution at node {node} has the probability {bad}, not 0 to 1"
-        )
+    place = f"of the distribution at node {node}"
+    for prob in distribution.probs:
+        check(0 <= prob <= 1 + _MASS_TOLERANCE, f"a probability {place}", prob, "from 0 to 1")
     total = math.fsum(distribution.probs)
-    if not abs(total - 1) <= _MASS_TOLERANCE:
-        raise InvalidRequest(
-            f"the distribution at node {node} has a mass of {total:.6g}, but must have 1"
-        )
-    possible = {
-        token
-        for token, prob in zip(distribution.tokens, distribution.probs, strict=True)
-        if prob > 0
-    }
+    check(abs(total - 1) <= _MASS_TOLERANCE, f"the mass {place}", total, "1")
+    probs = dict(zip(distribution.tokens, distribution.probs, strict=True))
     for token in children:
-        if token not in possible:
+        if not probs.get(token):
             raise InvalidRequest(
                 f"node {node} has child {token}, which its distribution can't have drawn"
             )
@@ -125,8 +109,8 @@ def check_verdict(
     session, num_tokens = sequence.session, len(sequence)
     _check_length(session, num_tokens, proposal, verdict)
     _check_accepted(proposal.tree, verdict)
-    check_tokens(verdict.tokens, vocab_size, "the verdict")
-    check_tokens(verdict.forced, vocab_size, "the forced text")
+    check_token_ids("the verdict", verdict.tokens, vocab_size)
+    check_token_ids("the forced text", verdict.forced, vocab_size)
     _check_roots(session, verdict, vocab_size)
     if verdict.num_cached > num_tokens:
         raise InvalidRequest(f"{verdict.num_cached} of {num_tokens} tokens are said to be cached")
@@ -165,4 +149,4 @@ def _check_roots(session: Session, verdict: Verdict, vocab_size: int) -> None:
     is_over = verdict.finish_reason is not None
     if len(roots) > most or (most and not roots and not is_over):
         raise InvalidRequest(f"the verdict has {len(roots)} roots, not 1 to {most}")
-    check_tokens(roots, vocab_size, "the list of roots")
+    check_token_ids("the list of roots", roots, vocab_size)

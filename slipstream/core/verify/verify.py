@@ -21,7 +21,7 @@ from slipstream.core.verify.distribution import (
     distribution_of,
 )
 from slipstream.core.verify.draws import FindContenders, best_with_noise, draw_among, is_softmax
-from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
+from slipstream.core.verify.keyed_noise import Purpose, gumbels_of, uniform
 from slipstream.core.verify.likelihood import recording
 from slipstream.core.verify.noise import MAX_GUMBEL, Floats, Ids
 from slipstream.core.verify.rejection import draw, multi_candidate
@@ -93,8 +93,8 @@ def _contenders(
 
     Below temperature 1 they are a small part of the vocabulary, and noise is what costs.
     """
-    reached = float(scores[best]) + gumbel_of(seed, position, int(ids[best]), purpose=Purpose.DRAW)
-    near = scores >= reached - MAX_GUMBEL
+    (noise,) = gumbels_of(seed, position, (int(ids[best]),), purpose=Purpose.DRAW)
+    near = scores >= float(scores[best]) + noise - MAX_GUMBEL
     if 2 * np.count_nonzero(near) > len(scores):  # gathering that many costs more than their noise
         return scores, ids
     kept = np.flatnonzero(near)

@@ -225,8 +225,7 @@ def ahead_to_pb(tree: Proposal) -> draft_pb2.SpeculateResponse:
 def ahead_from_pb(message: common_pb2.Proposal) -> AheadTree:
     """Convert a tree that a draft went on with. Raises `InvalidRequest` for its form."""
     check_proposal_counts(message)
-    columns = (message.top_probs, message.probs, message.entropies)
-    return AheadTree(_tree_from_pb(message.tree), *map(tuple, columns))
+    return AheadTree(_tree_from_pb(message.tree), _stats_from_pb(message))
 
 
 def _tree_from_pb(message: common_pb2.TokenTree) -> TokenTree:

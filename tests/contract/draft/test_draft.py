@@ -9,7 +9,7 @@ import pytest
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import DRAFTERS, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile, resolve
+from slipstream.core.policy.profile import DraftFacts, resolve
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (
@@ -106,7 +106,7 @@ async def test_chains_under_roots_may_be_as_long_as_any(place, models):
     roots = {"verification": Verification.TARGET_INIT, "num_roots": 3}
     session = replace(SESSION, **roots)
     options = SpeculationOptions(**roots, max_draft_tokens=40, max_nodes=127)
-    settings = resolve(options, Profile(), drafter="vanilla", has_decision_model=False)
+    settings = resolve(options, DraftFacts("vanilla"))
     longest = Planner(settings).plan(100, Verdict((), 0, roots=(3, 4, 5)))
     assert longest.max_depth == 41
     fixed = replace(longest, stop=StopPolicy.FIXED, threshold=None)

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from slipstream.bench.questions import read_questions, select
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.policy.profile import resolve
+from slipstream.core.policy.profile import DraftFacts, resolve
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.text.prompts import encode_prompt
 from support.models.rounds import plain, speculate
@@ -65,8 +65,7 @@ class Real:
 
     def speculate(self, kind, prompt, sampling, options, max_tokens):
         drafter = self.drafters[kind]
-        settings = {"profile": drafter.facts.profile, "drafter": kind, "has_decision_model": False}
-        assert resolve(options, **settings).mode is not Mode.OFF
+        assert resolve(options, DraftFacts(kind, drafter.facts.profile)).mode is not Mode.OFF
         asked = {"sampling": sampling, "options": options, "max_tokens": max_tokens}
         asked |= {"profile": drafter.facts.profile}
         asked |= {"stop_token_ids": self.engine.facts.stop_token_ids}

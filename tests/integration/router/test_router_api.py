@@ -43,7 +43,7 @@ REFUSALS = [
     (generation(stopping={"stop": ["x"] * 17}), INVALID, "stop has 17 strings"),
     (generation(stopping={"max_new_tokens": 0}), INVALID, "max_tokens is 0"),
     (generation(sampling={"logit_bias": {n: 1.0 for n in range(1025)}}), INVALID, "up to 1024"),
-    (generation(sampling={"logit_bias": {259: 1.0}}), INVALID, "the vocabulary has 259"),
+    (generation(sampling={"logit_bias": {259: 1.0}}), INVALID, "logit_bias has token id 259"),
     (generation(sampling={"temperature": -1}), INVALID, "temperature is -1"),
     (generation(model_defaults=["seed"]), INVALID, "model_defaults has 'seed'"),
     (generation(prompt=pb.Prompt(token_ids={"ids": [300]})), INVALID, "token id 300"),

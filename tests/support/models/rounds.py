@@ -28,7 +28,7 @@ class Output:
 
     @property
     def num_drafted_by_the_draft(self) -> int:
-        return self.num_drafted - sum(at.proposal.num_copied for at in self.rounds)
+        return self.num_drafted - sum(len(at.proposal.sources) for at in self.rounds)
 
     @property
     def num_accepted(self) -> int:
@@ -79,7 +79,7 @@ def outcome(drafted, depth, accepted, sources=(), **fields) -> Round:
     """A round of so many nodes, the longest path first; the last ones are of these sources."""
     parents = (*range(-1, depth - 1), *(-1,) * (drafted - depth))
     tree = TokenTree(tuple(range(drafted)), parents)
-    proposal = Proposal(tree, sources=sources, num_copied=len(sources), **fields)
+    proposal = Proposal(tree, sources=sources, **fields)
     return round_of(proposal, Verdict((*range(accepted), 99), accepted))
 
 

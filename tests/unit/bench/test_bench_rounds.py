@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.bench.harness import TurnPlan, run_in_turn
 from slipstream.bench.questions import Question
-from slipstream.bench.rounds import distributed_parts, embedded_parts, remarks, rounds_figures
+from slipstream.bench.rounds import parts_of, remarks, rounds_figures
 from slipstream.core.request.results import Timings
 from slipstream.core.request.stats import SpeculationStats
 from support.models import bench_files
@@ -30,12 +30,12 @@ def sample(tokens=(1, 2, 3), timings=LOCAL, *, question_id=1, wall_s=12.0, fallb
 
 
 def test_the_parts_of_a_round_add_up_to_all_of_decoding():
-    assert sum(distributed_parts([REMOTE, REMOTE]).values()) == pytest.approx(40.0)
-    assert sum(embedded_parts([LOCAL]).values()) == pytest.approx(10.0)
+    assert sum(parts_of([REMOTE, REMOTE]).values()) == pytest.approx(40.0)
+    assert sum(parts_of([LOCAL]).values()) == pytest.approx(10.0)
 
 
 def test_each_part_is_what_its_inner_parts_leave():
-    assert distributed_parts([REMOTE]) == {
+    assert parts_of([REMOTE]) == {
         "draft_engine": 2.0,
         "kv_wait": 0.5,
         "draft_service": 2.5,

@@ -56,7 +56,7 @@ async def test_a_copy_stands_beside_what_the_draft_proposes():
     draft = ByDeltas(LookupDraft(Guesser()))
     proposal = await draft.propose(session_of(), AGAIN, BESIDE)
     assert proposal.tree == TokenTree((70, 71, 3, 1, 2, 3), (-1, 0, -1, 2, 3, 4))
-    assert (proposal.num_copied, proposal.stopped_by) == (4, "policy")
+    assert (len(proposal.sources), proposal.stopped_by) == (4, "policy")
     assert proposal.drafted == GUESS.tree
 
 
@@ -74,7 +74,7 @@ async def test_a_sure_copy_spares_the_draft():
     guesser = Guesser()
     proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), AGAIN, ALONE)
     assert proposal.tree == TokenTree.chain([3, 1, 2, 3])
-    assert (proposal.num_copied, proposal.stopped_by, guesser.texts) == (4, LOOKUP, [])
+    assert (len(proposal.sources), proposal.stopped_by, guesser.texts) == (4, LOOKUP, [])
 
 
 async def test_a_draft_that_was_spared_gets_what_it_missed():

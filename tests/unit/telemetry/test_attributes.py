@@ -10,7 +10,7 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.tree import ROOT, CopySource, TokenTree
 from slipstream.core.types import (
     MAX_SEED,
     FinishReason,
@@ -182,7 +182,7 @@ TOLD = Script(
         stopped_by="policy",
         staleness=5,
         timing=TIMING,
-        num_copied=1,
+        sources=(CopySource.LOOKUP,),
     ),
     verdict=Verdict((1, 9), 1, FinishReason.STOP, timing=TIMING),
 )
@@ -208,6 +208,7 @@ def test_a_round_has_its_plan_its_proposal_and_its_verdict():
         "slipstream.proposal.waited_ms": 3000,
         "slipstream.proposal.nodes": 4,
         "slipstream.proposal.copied": 1,
+        "slipstream.proposal.sources.lookup": 1,
         "slipstream.proposal.depth": 2,
         "slipstream.proposal.stop_reason": "policy",
         "slipstream.proposal.staleness": 5,

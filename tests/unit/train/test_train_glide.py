@@ -140,7 +140,6 @@ def test_a_match_compares_target_ids_not_columns():
         (TrainSchedule, {}, "either a number of steps"),
         (TrainSchedule, {"steps": 5, "minutes": 1.0}, "not both or neither"),
         (TrainSchedule, {"steps": 0}, "steps is 0"),
-        (TrainSettings, {"schedule": TrainSchedule(steps=1), "grad_clip": 0.0}, "grad_clip"),
         (TrainSettings, {"schedule": TrainSchedule(steps=1), "batch_tokens": 0}, "batch_tokens"),
     ],
 )

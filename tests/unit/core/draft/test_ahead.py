@@ -17,7 +17,7 @@ PLAN = Plan(max_depth=8, max_nodes=20)
 
 def grown(tokens, parents, probs):
     tree = TokenTree(tuple(tokens), tuple(parents))
-    return AheadTree(tree, tuple(probs), tuple(probs), (0.0,) * len(tree))
+    return AheadTree(tree, stats(*probs))
 
 
 def proposal_of(tree):
@@ -37,9 +37,8 @@ def trees(draw):
 
 def path_probs(tree):
     probs = []
-    own = tree.probs if isinstance(tree, AheadTree) else [at.prob for at in tree.stats]
-    for parent, prob in zip(tree.tree.parents, own, strict=True):
-        probs.append(prob * (1.0 if parent == ROOT else probs[parent]))
+    for parent, node in zip(tree.tree.parents, tree.stats, strict=True):
+        probs.append(node.prob * (1.0 if parent == ROOT else probs[parent]))
     return probs
 
 
@@ -98,8 +97,8 @@ def test_the_best_nodes_of_a_growing_tree_are_a_tree(tree, max_nodes):
         growing.add(
             nodes[node],
             [tree.tree.tokens[child] for child in children],
-            stats(*(tree.probs[child] for child in children)),
-            [tree.probs[child] for child in children],
+            [tree.stats[child] for child in children],
+            [tree.stats[child].prob for child in children],
         )
     best = growing.best(max_nodes, AHEAD)
     assert len(best.tree) == min(max_nodes, len(tree.tree))
@@ -130,7 +129,7 @@ def test_a_tree_without_usable_probabilities_is_refused(prob):
     with pytest.raises(InvalidRequest, match="not one from 0 to 1 for each node"):
         grown([4, 5], [-1, 0], [0.5, prob])
     with pytest.raises(InvalidRequest, match="a tree of 2 nodes has 0 probabilities"):
-        AheadTree.of(Proposal(TokenTree.chain([4, 5])))
+        AheadTree(TokenTree.chain([4, 5]), ())
 
 
 def test_no_more_trees_are_held_than_a_few():

@@ -11,7 +11,7 @@ from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import EMPTY, CopySource, TokenTree
 from slipstream.core.types import SamplingParams, Session
-from slipstream.core.verify.keyed_noise import Purpose, gumbel_of
+from slipstream.core.verify.keyed_noise import Purpose, gumbels_of
 from support.models.toy import path_tokens, trees
 
 GREEDY = SamplingParams()
@@ -74,7 +74,7 @@ def test_at_a_temperature_guesses_follow_the_noise_of_their_position():
     for seed in range(20):
         sampling = SamplingParams(temperature=1.0, seed=seed)
         found = by_token(guesses_of([100, 101], Store(*shares), sampling), (102,))
-        noise = [gumbel_of(seed, 3, token, purpose=Purpose.DRAW) for token in range(5)]
+        noise = gumbels_of(seed, 3, range(5), purpose=Purpose.DRAW)
         ranked = sorted(found, key=lambda token: found[token].probability)
         assert ranked == sorted(range(5), key=noise.__getitem__)
 

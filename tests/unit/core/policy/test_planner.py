@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.policy.planner import SURE, Planner
-from slipstream.core.policy.profile import Profile, resolve
+from slipstream.core.policy.profile import DraftFacts, Profile, resolve
 from slipstream.core.round import Round
 from slipstream.core.row_costs import Offer
 from slipstream.core.tree import Copying, CopySource, TokenTree
@@ -22,7 +22,7 @@ PREFILL = Verdict((1,), 0)
 
 def settings_of(profile=None, *, drafter="glide", **fields):
     options = SpeculationOptions(**fields)
-    return resolve(options, profile or Profile(), drafter=drafter, has_decision_model=True)
+    return resolve(options, DraftFacts(drafter, profile or Profile(), True))
 
 
 def planner_of(profile=None, **fields):
@@ -150,7 +150,7 @@ def test_a_draft_is_asked_only_where_it_is_expected_to_gain_more_than_copies(num
 
 def test_copies_that_bring_less_than_their_nodes_take_pause_and_are_tried_again():
     planner, looked = planner_of(replace(COPIES, row_cost=0.5), mode=Mode.AUTO), []
-    copied = Proposal(TokenTree.chain((1,)), num_copied=1, sources=(CopySource.LOOKUP,))
+    copied = Proposal(TokenTree.chain((1,)), sources=(CopySource.LOOKUP,))
     for _ in range(200):
         plan = planner.plan(1000, PREFILL)
         looked.append(plan.lookup is not None)
@@ -175,7 +175,7 @@ def test_the_draft_reads_no_prompt_for_longer_than_it_is_expected_to_gain(
 def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
     planner = planner_of(replace(COPIES, step_cost=0), mode=Mode.AUTO)
     before = planner.plan(1000, PREFILL)
-    copied = Proposal(TokenTree.chain((1, 2, 3)), num_copied=3, sources=(CopySource.LOOKUP,) * 3)
+    copied = Proposal(TokenTree.chain((1, 2, 3)), sources=(CopySource.LOOKUP,) * 3)
     for _ in range(50):
         planner.record(round_of(copied, verdict_of(0)))
     after = planner.plan(1000, PREFILL)

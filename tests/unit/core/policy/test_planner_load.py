@@ -32,8 +32,8 @@ DEAR, FREE = offer_of(0.1), offer_of(0.0)
 
 
 def planner_of(profile=None, *, mode=Mode.AUTO, step_s=None, **changes):
-    asked = SpeculationOptions(mode=mode), profile or Profile()
-    settings = resolve(*asked, drafter="glide", has_decision_model=True, step_s=step_s)
+    facts = DraftFacts("glide", profile or Profile(), True, step_s=step_s)
+    settings = resolve(SpeculationOptions(mode=mode), facts)
     return Planner(replace(settings, **changes))
 
 

@@ -12,7 +12,7 @@ from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile, resolve
+from slipstream.core.policy.profile import DraftFacts, Profile, resolve
 from slipstream.core.row_costs import Offer
 from slipstream.core.stop_reasons import TOO_DEAR
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
@@ -90,14 +90,8 @@ class World:
 
     def _planner(self) -> Planner:
         options = SpeculationOptions(mode=self._mode)
-        settings = resolve(
-            options,
-            PROFILE,
-            drafter="glide",
-            has_decision_model=False,
-            step_s=self._machine.draft_s(1),
-        )
-        return Planner(settings)
+        facts = DraftFacts("glide", PROFILE, step_s=self._machine.draft_s(1))
+        return Planner(resolve(options, facts))
 
     def _start_steps(self) -> None:
         holds = self._drafting or "draft" in self._busy

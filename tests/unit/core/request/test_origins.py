@@ -20,7 +20,8 @@ from slipstream.core.request.results import Chunk, collected
 from slipstream.core.round import Round
 from slipstream.core.run import TokenBuffer
 from slipstream.core.tree import ROOT, CopySource, TokenTree
-from slipstream.core.types import Proposal, SamplingParams, Verdict
+from slipstream.core.types import Plan, Proposal, SamplingParams, Verdict
+from support.models.rounds import round_of
 from support.models.tiny_runs import WAYS, run_of
 
 DRAFT, RUNNER_UP, LOOKUP, STORE, TARGET = TokenOrigin
@@ -43,7 +44,7 @@ CAPE = Proposal(
 )
 def test_a_chain_is_the_drafts_and_its_leaves_are_runner_ups(tokens, origins):
     verdict = Verdict(tokens, sum(origin is not TARGET for origin in origins))
-    assert list(origins_of(CAPE, verdict)) == origins
+    assert list(origins_of(round_of(CAPE, verdict))) == origins
 
 
 @pytest.mark.parametrize(
@@ -52,17 +53,18 @@ def test_a_chain_is_the_drafts_and_its_leaves_are_runner_ups(tokens, origins):
 )
 def test_what_was_copied_is_its_sources_and_what_the_draft_had_too_is_the_drafts(source, origin):
     whole = TokenTree((1, 2, 7, 8), (ROOT, 0, 1, 2))
-    proposal = Proposal(whole, num_copied=2, sources=(source,) * 2)
+    proposal = Proposal(whole, sources=(source,) * 2)
     origins = (DRAFT, DRAFT, origin, origin, TARGET)
-    assert origins_of(proposal, Verdict((1, 2, 7, 8, 9), 4)) == origins
+    assert origins_of(round_of(proposal, Verdict((1, 2, 7, 8, 9), 4))) == origins
     alone = Proposal(TokenTree.chain((1, 2)), sources=(source,) * 2)
-    assert origins_of(alone, Verdict((1, 2, 9), 2)) == (origin, origin, TARGET)
+    assert origins_of(round_of(alone, Verdict((1, 2, 9), 2))) == (origin, origin, TARGET)
 
 
 def test_roots_that_the_target_drew_are_its_own_and_the_chains_below_the_drafts():
     tree = TokenTree((5, 6, 1, 2), (ROOT, ROOT, 0, 1))
-    verdict = Verdict((6, 2), 2, roots=(3, 4))
-    assert origins_of(Proposal(tree), verdict, has_roots=True) == (TARGET, DRAFT)
+    rooted = round_of(Proposal(tree), Verdict((6, 2), 2, roots=(3, 4)))
+    rooted.plan = Plan(2, 4, roots=(5, 6))
+    assert origins_of(rooted) == (TARGET, DRAFT)
 
 
 def test_origins_come_with_their_tokens_however_late_these_are_sent():

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.policy.profile import Profile, resolve
+from slipstream.core.policy.profile import DraftFacts, Profile, resolve
 from slipstream.core.policy.stop import Calibration
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.profile_file import ModelPair, profile_file, read_profile
@@ -31,8 +31,8 @@ def test_sampled_requests_have_a_threshold_and_a_calibration_of_their_own():
         threshold=0.4, threshold_sampled=0.2, calibration=curves[0], calibration_sampled=curves[1]
     )
     for temperature, threshold, curve in ((0.0, 0.4, curves[0]), (0.7, 0.2, curves[1])):
-        given = {"drafter": "glide", "has_decision_model": False, "temperature": temperature}
-        settings = resolve(SpeculationOptions(), profile, **given)
+        facts = DraftFacts("glide", profile)
+        settings = resolve(SpeculationOptions(), facts, temperature=temperature)
         assert settings.threshold == threshold
         assert profile.calibration_at(temperature) == curve
 
@@ -49,7 +49,7 @@ def test_sampled_requests_have_a_threshold_and_a_calibration_of_their_own():
 )
 def test_a_tree_that_a_request_names_is_not_cut_to_the_profiles_size(options, nodes):
     asked, profile = SpeculationOptions(**options), Profile(max_depth=6, max_nodes=11)
-    settings = resolve(asked, profile, drafter="vanilla", has_decision_model=False)
+    settings = resolve(asked, DraftFacts("vanilla", profile))
     assert (settings.max_nodes, settings.widths) == (nodes, asked.widths or ())
 
 

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.prompt import check_vocabulary
+from slipstream.core.errors import InvalidRequest, check_token_ids
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.distribution import SamplingDistribution
-from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
+from slipstream.core.verify.keyed_noise import Purpose, gumbels_of, uniform
 from slipstream.core.verify.noise import MAX_GUMBEL, gumbel, uniforms
 from support.models import oracle
 
@@ -162,9 +161,9 @@ def test_scores_and_probabilities_are_two_views_of_one_law(logits, top_k, top_p,
 
 
 def test_a_bias_on_a_token_outside_the_vocabulary_is_refused():
-    check_vocabulary("logit_bias", [99, 100], 101)
-    with pytest.raises(InvalidRequest, match="token 100, but the vocabulary has 100 tokens"):
-        check_vocabulary("logit_bias", [99, 100], 100)
+    check_token_ids("logit_bias", [99, 100], 101)
+    with pytest.raises(InvalidRequest, match="token id 100, not 0 to 99"):
+        check_token_ids("logit_bias", [99, 100], 100)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_the_bits_are_pinned():
 
 def test_the_noise_of_one_token_is_its_noise_among_many():
     whole = gumbel(5, 9, 1000, purpose=Purpose.DRAW)
-    alone = [gumbel_of(5, 9, token, purpose=Purpose.DRAW) for token in range(1000)]
+    alone = gumbels_of(5, 9, range(1000), purpose=Purpose.DRAW)
     assert alone == pytest.approx(whole.tolist(), rel=1e-5, abs=1e-5)
 
 

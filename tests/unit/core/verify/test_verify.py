@@ -165,18 +165,20 @@ def odd(tokens, *probs):
 
 
 FAULTS = {
-    "token 6, outside the vocabulary of 6": ("exact", Proposal(TokenTree.chain([6]))),
-    "token -1, outside": ("exact", Proposal(TokenTree.chain([-1]))),
+    "token id 6, not 0 to 5": ("exact", Proposal(TokenTree.chain([6]))),
+    "token id -1, not": ("exact", Proposal(TokenTree.chain([-1]))),
     "siblings carry the same token": ("exact", Proposal(TokenTree((2, 2), (-1, -1)))),
     "needs the distributions": drawn(2),
     "1 distributions, but needs 2": drawn(2, EVEN),
     "come without the distribution": drawn(2, None, EVEN),
     "has child 4, which its distribution": drawn(4, EVEN, None),
     "3 tokens, 2 probabilities": drawn(2, odd((1, 2, 3), 0.5, 0.5), None),
-    "mass of 0.7, but must": drawn(2, odd((2, 3), 0.5, 0.2), None),
-    "has the probability nan": drawn(2, odd((2, 3), 0.5, float("nan")), None),
+    "mass of the distribution at node -1 is 0.7, but must": drawn(2, odd((2, 3), 0.5, 0.2), None),
+    "a probability of the distribution at node -1 is": drawn(
+        2, odd((2, 3), 0.5, float("nan")), None
+    ),
     "names a token twice": drawn(2, odd((2, 2), 0.5, 0.5), None),
-    "distribution at node -1 has token 9, outside": drawn(2, odd((2, 9), 0.5, 0.5), None),
+    "distribution at node -1 has token id 9, not": drawn(2, odd((2, 9), 0.5, 0.5), None),
     "2 nodes has 1 statistics": (
         "exact",
         Proposal(TokenTree.chain([1, 2]), stats=(NodeStats(1, 1, 0),)),
