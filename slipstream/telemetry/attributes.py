@@ -7,7 +7,6 @@ a prompt or an answer.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from slipstream.core.request.prompt import are_ids
 from slipstream.core.request.request import Generation
@@ -65,7 +64,7 @@ def prompt_attributes(info: PromptInfo) -> Attributes:
 
 def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
     """Return what is known when a request has ended."""
-    speculation = stats.speculation
+    speculation, continuity = stats.speculation, stats.continuity
     values: _Values = {
         "gen_ai.usage.output_tokens": stats.num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": stats.num_cached_tokens,
@@ -81,12 +80,15 @@ def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
         "slipstream.speculation.accepted_store_tokens": speculation.num_accepted_store_tokens,
         "slipstream.speculation.acceptance_length": speculation.mean_acceptance_length,
         "slipstream.speculation.acceptance_rate": speculation.draft_acceptance_rate,
+        "slipstream.continuity.is_kept": continuity.is_kept,
+        "slipstream.continuity.resumed_tokens": continuity.num_resumed_tokens,
+        "slipstream.continuity.unkept_tokens": continuity.num_unkept_tokens,
+        "slipstream.continuity.target_losses": continuity.num_target_losses,
     }
-    for name, value in asdict(stats.continuity).items():
-        values[f"slipstream.continuity.{name.removeprefix('num_')}"] = value
-    for what, counts in (("stops", speculation.stop_reasons), ("fallbacks", speculation.fallbacks)):
-        for name, count in counts.items():
-            values[f"slipstream.{what}.{name.replace(' ', '_')}"] = count
+    for name, count in speculation.stop_reasons.items():
+        values[f"slipstream.stops.{name.replace(' ', '_')}"] = count
+    for name, count in speculation.fallbacks.items():
+        values[f"slipstream.fallbacks.{name.replace(' ', '_')}"] = count
     return {**values, "gen_ai.response.finish_reasons": (reason.value,)}
 
 
@@ -139,7 +141,8 @@ def proposal_attributes(round_: Round) -> Attributes:
         said["slipstream.proposal.fallback"] = proposal.fallback
     if proposal.timing is not None:
         said["slipstream.proposal.kv_wait_ms"] = 1000 * proposal.timing.kv_wait_s
-    return {**said, **_reply(proposal.timing)}
+        said.update(_reply(proposal.timing))
+    return said
 
 
 def proposed_attributes(proposal: Proposal) -> Attributes:
@@ -167,13 +170,17 @@ def proposed_attributes(proposal: Proposal) -> Attributes:
 
 def verdict_attributes(round_: Round) -> Attributes:
     """Return attributes of the span of a verdict."""
+    verdict = round_.verdict
     said: dict[str, Value] = {
         "slipstream.verdict.waited_ms": 1000 * round_.verifying_s,
         "slipstream.verdict.nodes": len(round_.proposal.tree),
     }
     if round_.error is not None:  # no verdict came
         return said
-    return {**said, **decided_attributes(round_.verdict), **_reply(round_.verdict.timing)}
+    said.update(decided_attributes(verdict))
+    if verdict.timing is not None:
+        said.update(_reply(verdict.timing))
+    return said
 
 
 def decided_attributes(verdict: Verdict) -> Attributes:
@@ -187,9 +194,12 @@ def decided_attributes(verdict: Verdict) -> Attributes:
     return said
 
 
-def _reply(timing: ReplyTiming | None) -> Attributes:
-    parts = () if timing is None else ("service", "queue", "engine")
-    return {f"slipstream.reply.{part}_ms": 1000 * getattr(timing, f"{part}_s") for part in parts}
+def _reply(timing: ReplyTiming) -> Attributes:
+    return {
+        "slipstream.reply.service_ms": 1000 * timing.service_s,
+        "slipstream.reply.queue_ms": 1000 * timing.queue_s,
+        "slipstream.reply.engine_ms": 1000 * timing.engine_s,
+    }
 
 
 def server_attributes(address: str) -> Attributes:

@@ -13,14 +13,18 @@ _WEIGHT = 0.02
 """Weight of one round: averages are over about the last fifty."""
 
 
+def _average() -> Average:
+    return Average(0.0, num_values=0, weight=_WEIGHT)
+
+
 class RoundMetrics:
     """Counts of the rounds of one router."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
         self._counts: dict[Metric, Counter[str]] = {}
-        averages = (Average(0.0, num_values=0, weight=_WEIGHT) for _ in range(4))
-        self._length, self._speculative_s, self._plain_s, self._verify_s = averages
+        self._length, self._speculative_s = _average(), _average()
+        self._plain_s, self._verify_s = _average(), _average()
         """Averages: tokens and seconds of a speculative round, seconds of a plain one and, the
         least that it can take, of a verification."""
 
