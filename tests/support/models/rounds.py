@@ -8,7 +8,7 @@ from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile, resolve
+from slipstream.core.policy.profile import DraftFacts, Profile, resolve
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
@@ -50,8 +50,8 @@ def speculate(  # noqa: PLR0913 - a request's parts
     name: str = "s",
     observer: RoundObserver | None = None,
 ) -> Output:
-    known = {"drafter": kind, "has_decision_model": has_decision_model}
-    settings = resolve(options, profile, **known, temperature=sampling.temperature)
+    facts = DraftFacts(kind, profile, has_decision_model)
+    settings = resolve(options, facts, temperature=sampling.temperature)
     more = (settings.verification, stop_token_ids, settings.num_roots)
     session = Session(name, len(prompt), max_tokens, sampling, *more)
     sequence = TokenSequence(session, prompt)
