@@ -141,9 +141,13 @@ def _otlp_exporter(name: str, kind: str, cls: str, config: TelemetryConfig) -> A
         return getattr(module, cls)(endpoint, channel_options=options)
     # Over HTTP each signal has a path of its own there.
     url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
+    return getattr(module, cls)(url, session=_session(is_local=is_local))
+
+
+def _session(*, is_local: bool) -> Any:
     session = import_module("requests").Session()
     session.trust_env = not is_local
-    return getattr(module, cls)(url, session=session)
+    return session
 
 
 def _prometheus_reader(host: str, port: int, shutdowns: Shutdowns) -> MetricReader:

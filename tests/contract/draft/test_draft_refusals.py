@@ -71,8 +71,8 @@ Invalid, Unsupported = errors.InvalidRequest, errors.UnsupportedCombination
     [
         *(("vanilla", fork, Invalid, "root") for fork in FORKS),
         *(("ngram", law, Unsupported, "ngram") for law in WITH_LAW),
-        *(("vanilla", {"tokens": (1, at)}, Invalid, f"token {at}") for at in TOKENS),
-        *(("ngram", {"tokens": (1, at)}, Invalid, f"token {at}") for at in TOKENS),
+        *(("vanilla", {"tokens": (1, at)}, Invalid, f"token id {at}") for at in TOKENS),
+        *(("ngram", {"tokens": (1, at)}, Invalid, f"token id {at}") for at in TOKENS),
         ("vanilla", {"tokens": (1,) * 52}, Invalid, "52 tokens, but 51"),
         *((kind, ENDLESS, errors.PromptTooLong, None) for kind in ("vanilla", "ngram")),
         ("glide", {}, Invalid, "layers 0, 2: the plan needs a feed"),

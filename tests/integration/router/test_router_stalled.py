@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from fuzz import wire
 from slipstream.client import SamplingParams
 from slipstream.core.errors import DeadlineExceeded
 from slipstream.rpc.v1 import generation_pb2 as pb
+from support.network import frames
 from support.services.fleet import eventually, routed
 
 
@@ -23,8 +23,8 @@ class RawCaller:
         self._last_stream = -1
         self.headers, self.ended = set(), set()
         self.data = defaultdict(bytes)
-        writer.write(wire.PREFACE)
-        self._send(wire.SETTINGS, 0, 0, wire.NO_WINDOW)
+        writer.write(frames.PREFACE)
+        self._send(frames.SETTINGS, 0, 0, frames.NO_WINDOW)
 
     def call(self, path, message):
         """Send a request; the number of its stream."""
@@ -38,14 +38,14 @@ class RawCaller:
             "content-type": "application/grpc",
         }
         texts = [(name.encode(), value.encode()) for name, value in fields.items()]
-        block = b"".join(wire.header(*text) for text in texts)
-        self._send(wire.HEADERS, wire.END_HEADERS, self._last_stream, block)
-        data = wire.message(message.SerializeToString())
-        self._send(wire.DATA, wire.END_STREAM, self._last_stream, data)
+        block = b"".join(frames.header(*text) for text in texts)
+        self._send(frames.HEADERS, frames.END_HEADERS, self._last_stream, block)
+        data = frames.message(message.SerializeToString())
+        self._send(frames.DATA, frames.END_STREAM, self._last_stream, data)
         return self._last_stream
 
     def open_window(self, stream, num_bytes):
-        self._send(wire.WINDOW, 0, stream, struct.pack("!I", num_bytes))
+        self._send(frames.WINDOW, 0, stream, struct.pack("!I", num_bytes))
 
     async def until(self, holds, limit_s=20):
         async with asyncio.timeout(limit_s), self._changed:
@@ -62,17 +62,19 @@ class RawCaller:
                     self._changed.notify_all()
 
     def _took(self, kind, flags, stream, payload):
-        if kind in (wire.SETTINGS, wire.PING) and not flags & wire.ACK:
-            self._send(kind, wire.ACK, 0, payload if kind == wire.PING else b"")
-        if kind == wire.HEADERS:
+        if kind in (frames.SETTINGS, frames.PING) and not flags & frames.ACK:
+            self._send(kind, frames.ACK, 0, payload if kind == frames.PING else b"")
+        if kind == frames.HEADERS:
             self.headers.add(stream)
-        if kind == wire.DATA:
+        if kind == frames.DATA:
             self.data[stream] += payload
-        if kind == wire.RESET or (kind in (wire.HEADERS, wire.DATA) and flags & wire.END_STREAM):
+        if kind == frames.RESET or (
+            kind in (frames.HEADERS, frames.DATA) and flags & frames.END_STREAM
+        ):
             self.ended.add(stream)
 
     def _send(self, kind, flags, stream, payload):
-        self._writer.write(wire.frame(kind, flags, stream, payload))
+        self._writer.write(frames.frame(kind, flags, stream, payload))
 
 
 @asynccontextmanager
