@@ -198,7 +198,7 @@ class Budget:
 
 BUDGETS = (
     Budget("lines of library and services", 52_726, lambda: num_lines(*PRODUCT)),
-    Budget("lines of tests/", 50_884, lambda: num_lines(TESTS)),
+    Budget("lines of tests/", 50_883, lambda: num_lines(TESTS)),
     Budget("files of library and services", 357, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 23, largest_folder),
     Budget("files executed, embedded", 78, lambda: len(executed_files("embedded"))),

@@ -10,10 +10,9 @@ import pytest
 from slipstream.cli.options import EngineFlags, SamplingFlags
 from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.policy.profile import NGRAM
-from slipstream.core.policy.stop import make_stop
+from slipstream.core.policy.stop import make_stop, rule_of
 from slipstream.core.types import SamplingParams, StopPolicy
 from slipstream.drafting.build import _UNTUNED
-from slipstream.models.scorer import rule_of
 from slipstream.options import options_of
 from slipstream.rpc.conversion.convert_common import STOP
 from slipstream.rpc.v1 import common_pb2

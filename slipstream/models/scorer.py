@@ -8,14 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.core.policy.stop import (
-    Calibration,
-    CostStop,
-    DecisionStop,
-    FixedStop,
-    Stop,
-    SvipStop,
-)
+from slipstream.core.policy.stop import Calibration, Stop
 from slipstream.core.sequence import common_prefix
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.noise import Floats
@@ -122,34 +115,6 @@ class Grow:
     state: Any
     tokens: Sequence[int]
     parents: Sequence[int]
-
-
-FIXED, SVIP, DECISION, COST = range(4)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One chain's policy as numbers."""
-
-    policy: int
-    max_depth: int
-    threshold: float = 0.0
-    fallback: float = 0.0
-    """SVIP's threshold, where the decision model has no score."""
-
-
-def rule_of(stop: Stop) -> Rule | None:
-    """Return a policy as numbers; None for one that is not known here."""
-    match stop:
-        case FixedStop(max_depth=depth):
-            return Rule(FIXED, depth)
-        case SvipStop(threshold=threshold, limit=limit):
-            return Rule(SVIP, limit.max_depth, threshold)
-        case DecisionStop(threshold=threshold, fallback=svip):
-            return Rule(DECISION, svip.limit.max_depth, threshold, svip.threshold)
-        case CostStop(cost_ratio=ratio, limit=limit):
-            return Rule(COST, limit.max_depth, ratio)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,3 +208,31 @@ def make_stop(
         return SvipStop(SVIP_THRESHOLD if threshold is None else threshold, limit)
     default = DECISION_THRESHOLD_SAMPLED if is_sampled else DECISION_THRESHOLD
     return DecisionStop(default if threshold is None else threshold, SvipStop(limit=limit))
+
+
+FIXED, SVIP, DECISION, COST = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One chain's policy as numbers."""
+
+    policy: int
+    max_depth: int
+    threshold: float = 0.0
+    fallback: float = 0.0
+    """SVIP's threshold, where the decision model has no score."""
+
+
+def rule_of(stop: Stop) -> Rule | None:
+    """Return a policy as numbers; None for one that is not known here."""
+    match stop:
+        case FixedStop(max_depth=depth):
+            return Rule(FIXED, depth)
+        case SvipStop(threshold=threshold, limit=limit):
+            return Rule(SVIP, limit.max_depth, threshold)
+        case DecisionStop(threshold=threshold, fallback=svip):
+            return Rule(DECISION, svip.limit.max_depth, threshold, svip.threshold)
+        case CostStop(cost_ratio=ratio, limit=limit):
+            return Rule(COST, limit.max_depth, ratio)
+    return None

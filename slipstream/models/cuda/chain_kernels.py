@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.core.draft.candidates import SHARPNESS
-from slipstream.core.policy.stop import SVIP_SLOPE
-from slipstream.models.cuda.draw_kernels import gumbel
+from slipstream.core.policy.stop import COST, DECISION, SVIP, SVIP_SLOPE
+from slipstream.models.cuda.draw_kernels import NUM_PARTS, gumbel
 from slipstream.models.cuda.kernels import launch
 from slipstream.models.decision import EPS, MOST
 from slipstream.models.glide.chain_stop import (
@@ -24,7 +24,6 @@ from slipstream.models.glide.chain_stop import (
     StateNumber,
     StepNumber,
 )
-from slipstream.models.scorer import COST, DECISION, SVIP
 
 (
     _HEAT, _THRESHOLD, _FALLBACK, _LEAST_PATH, _POLICY, _MAX_DEPTH, _LIMIT, _ASKS_SCORE,
@@ -38,8 +37,6 @@ _AT_LIMIT, _BY_POLICY = tl.constexpr(AT_LIMIT), tl.constexpr(BY_POLICY)
 _MAX_ENDS = tl.constexpr(MAX_ENDS)
 _SHARPNESS, _SLOPE = tl.constexpr(SHARPNESS), tl.constexpr(SVIP_SLOPE)
 _EPS, _MOST = tl.constexpr(EPS), tl.constexpr(MOST)
-_PARTS = 32
-"""Parts of a row, which are read at once."""
 
 
 @triton.jit
@@ -211,21 +208,21 @@ def read_chains(
     """
     (vocab, *weights), (steps, rules, state) = head, [own.contiguous() for own in chains]
     (num_rows, size), most = logits.shape, max(num, 2)
-    span = triton.cdiv(size, _PARTS)
-    sums = logits.new_empty(num_rows, _PARTS, 3, dtype=torch.float32)
-    scores = sums.new_empty(num_rows, _PARTS, most)
+    span = triton.cdiv(size, NUM_PARTS)
+    sums = logits.new_empty(num_rows, NUM_PARTS, 3, dtype=torch.float32)
+    scores = sums.new_empty(num_rows, NUM_PARTS, most)
     columns = torch.empty_like(scores, dtype=torch.int32)
     into, numbers = torch.empty_like(state), rules.new_empty(num_rows, 3 + 2 * num)
     block = max(triton.next_power_of_2(span), 16)
     given = (vocab, steps, rules, sums, scores, columns, rules.shape[1], size, span)
-    grid = (num_rows, _PARTS)
-    launch(_read_parts, grid, logits, *given, BLOCK=block, PARTS=_PARTS, NUM=most)
+    grid = (num_rows, NUM_PARTS)
+    launch(_read_parts, grid, logits, *given, BLOCK=block, PARTS=NUM_PARTS, NUM=most)
     stats, out = weights or (sums, sums)
     width = out.shape[1] if weights else 0
     launch(
         _read_row, (num_rows,), sums, scores, columns, vocab, first.contiguous(), stats, out,
         steps, rules, state, into, numbers, rules.shape[1], num, width,
-        PARTS=_PARTS, NUM=most, SIZE=triton.next_power_of_2(_PARTS * most),
+        PARTS=NUM_PARTS, NUM=most, SIZE=triton.next_power_of_2(NUM_PARTS * most),
         WIDTH=triton.next_power_of_2(width + 1) if weights else 0,
     )  # fmt: skip
     return into, numbers

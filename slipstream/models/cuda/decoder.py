@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.core.types import SamplingParams
-from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws
+from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws, parts_of
 from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
@@ -132,6 +132,6 @@ class CudaDecoder(TorchDecoder):
             return (draw_packed(self._head(wanted), values, tables),)
 
         key = (packed.size, packed.are_plain)
-        (tokens,) = self.replay.run(key, body, (hidden[values[-packed.size :]], values))
+        (tokens,) = self.replay.run(key, body, (hidden[parts_of(values)[-1][:, 0]], values))
         found: list[int] = tokens[: len(packed.draws)].tolist()
         return found

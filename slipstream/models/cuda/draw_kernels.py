@@ -13,7 +13,7 @@ from slipstream.models.cuda.kernels import launch
 _FIRST, _SECOND = (tl.constexpr(signed(factor or 0)) for _, factor in ROUNDS[:2])
 _BELOW_ONE, _NO_TOKEN = tl.constexpr(BELOW_ONE), tl.constexpr(NO_TOKEN)
 _MASS_UNITS = tl.constexpr(MASS_UNITS)
-_PARTS = 32
+NUM_PARTS = 32
 """Parts of a row, which are gone through at once."""
 
 
@@ -233,10 +233,10 @@ def draw_tokens(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:
     num_rows, size = logits.shape
     span, tops = _tops(logits)
     scores = torch.empty_like(tops)
-    tokens, out = keys.new_empty(num_rows, _PARTS), keys.new_empty(num_rows, dtype=torch.int64)
+    tokens, out = keys.new_empty(num_rows, NUM_PARTS), keys.new_empty(num_rows, dtype=torch.int64)
     given = (heats, keys, tops, scores, tokens, size, span)
-    launch(_find_bests, (num_rows, _PARTS), logits, *given, BLOCK=1024, PARTS=_PARTS)
-    launch(_find_tokens, (num_rows,), tops, scores, tokens, out, PARTS=_PARTS)
+    launch(_find_bests, (num_rows, NUM_PARTS), logits, *given, BLOCK=1024, PARTS=NUM_PARTS)
+    launch(_find_tokens, (num_rows,), tops, scores, tokens, out, PARTS=NUM_PARTS)
     return out
 
 
@@ -272,18 +272,18 @@ def truncate_rows(logits: Tensor, heats: Tensor, nums: Tensor, limits: Tensor) -
     span, tops = _tops(logits)
     scores, masses = (torch.empty_like(logits, dtype=torch.float32) for _ in range(2))
     given = (heats, limits, tops, scores, masses, size, span)
-    launch(_find_scores, (num_rows, _PARTS), logits, *given, BLOCK=1024, PARTS=_PARTS)
+    launch(_find_scores, (num_rows, NUM_PARTS), logits, *given, BLOCK=1024, PARTS=NUM_PARTS)
     own = (nums, limits, tops, scores, masses, size)
-    launch(_leave_out, (num_rows,), heats, *own, BLOCK=4096, PARTS=_PARTS, num_warps=16)
+    launch(_leave_out, (num_rows,), heats, *own, BLOCK=4096, PARTS=NUM_PARTS, num_warps=16)
     return scores
 
 
 def _tops(logits: Tensor) -> tuple[int, Tensor]:
     """Return the length of the parts of a row, and the largest logit of each part [R, parts]."""
     num_rows, size = logits.shape
-    span = triton.cdiv(triton.cdiv(size, 1024), _PARTS) * 1024
-    tops = logits.new_empty(num_rows, _PARTS, dtype=torch.float32)
-    launch(_find_tops, (num_rows, _PARTS), logits, tops, size, span, BLOCK=1024)
+    span = triton.cdiv(triton.cdiv(size, 1024), NUM_PARTS) * 1024
+    tops = logits.new_empty(num_rows, NUM_PARTS, dtype=torch.float32)
+    launch(_find_tops, (num_rows, NUM_PARTS), logits, tops, size, span, BLOCK=1024)
     return span, tops
 
 

@@ -4,7 +4,8 @@ look at the host. A GPU's operators are in `draw_kernels.py`.
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,24 +27,36 @@ torch.library.define(
 )
 
 
+_WIDTHS = (4, 4, 1, 1, 2, 1, 1)
+"""Numbers of a draw, int32: top-p and the logarithm of min-p, float64; two ranges of edits; its
+temperature, float32; top-k; its keys; the place of its mask; its index."""
+Packed = TypeVar("Packed", NDArray[np.int32], Tensor)
+
+
 def pack_draws(draws: Sequence[Draw], size: int, *, are_plain: bool) -> NDArray[np.int32]:
-    """Return the numbers of draws, padded to `size` ones: `draw_packed` reads them; the last
-    `size` are the draws' indices."""
-    packed, num = np.zeros(14 * size, np.int32), len(draws)
+    """Return the numbers of draws, padded to `size` ones, as `parts_of` takes them apart."""
+    packed, num = np.zeros(sum(_WIDTHS) * size, np.int32), len(draws)
+    limits, ranges, heats, nums, keys, places, indices = (own[:num] for own in parts_of(packed))
     samplings = [draw.sampling for draw in draws]
-    heats = packed[8 * size : 8 * size + num].view(np.float32)
-    heats[:] = [own.temperature for own in samplings]
-    packed[10 * size : 10 * size + 2 * num] = [key for draw in draws for key in draw.keys]
-    packed[13 * size : 13 * size + num] = [draw.index for draw in draws]
+    heats.view(np.float32)[:, 0] = [own.temperature for own in samplings]
+    keys[:] = [draw.keys for draw in draws]
+    indices[:, 0] = [draw.index for draw in draws]
     if not are_plain:
-        limits = [(own.top_p, math.log(own.min_p) if own.min_p else -math.inf) for own in samplings]
-        packed[: 4 * num].view(np.float64).reshape(num, 2)[:] = limits
-        packed[4 * size : 4 * (size + num)].reshape(num, 4)[:] = _ranges(draws)
+        cuts = [(own.top_p, math.log(own.min_p) if own.min_p else -math.inf) for own in samplings]
+        limits.view(np.float64)[:] = cuts
+        ranges[:] = _ranges(draws)
         most = 2**31 - 1
-        packed[9 * size : 9 * size + num] = [min(own.top_k or most, most) for own in samplings]
+        nums[:, 0] = [min(own.top_k or most, most) for own in samplings]
         has_mask = np.array([draw.mask is not None for draw in draws])
-        packed[12 * size : 12 * size + num] = has_mask.cumsum() * has_mask
+        places[:, 0] = has_mask.cumsum() * has_mask
     return packed
+
+
+def parts_of(packed: Packed) -> list[Packed]:
+    """Return the numbers [size, width] of draws by `_WIDTHS`, in the memory of `packed`."""
+    size = len(packed) // sum(_WIDTHS)
+    ends = [size * end for end in accumulate(_WIDTHS, initial=0)]
+    return [packed[start:stop].reshape(size, -1) for start, stop in pairwise(ends)]
 
 
 def _tables(draws: Sequence[Draw]) -> list[Edits]:
@@ -96,23 +109,20 @@ def is_plain(draw: Draw) -> bool:
 def draw_packed(logits: Tensor, packed: Tensor, tables: DrawTables | None = None) -> Tensor:
     """Return each row's token [R] as `draw` does; `packed` are the `pack_draws` of as many rows as
     `logits` [R, V] have, and `tables` have their edits and masks; without them all are plain."""
-    size = len(logits)
-    heat = packed[8 * size : 9 * size].view(torch.float32)
+    _, _, heats, _, keys, _, _ = parts_of(packed)
+    heat = heats.flatten().view(torch.float32)
     if tables is not None:
         logits = scores_of(logits, packed, tables)
         heat = heat.sign()  # scores are over the temperature already
-    keys = packed[10 * size : 12 * size].view(size, 2)
     tokens: Tensor = torch.ops.slipstream.draw(logits, heat, keys)
     return tokens
 
 
 def scores_of(logits: Tensor, packed: Tensor, tables: DrawTables) -> Tensor:
     """Return the scores [R, V] fp32 of each row's distribution, -inf outside its support."""
-    size = len(logits)
-    ranges, places = packed[4 * size : 8 * size].view(size, 4), packed[12 * size : 13 * size]
+    limits, ranges, heats, nums, _, places, _ = parts_of(packed)
     operators = torch.ops.slipstream
-    logits = operators.edit(logits, ranges, tables.edits, places, tables.masks)
-    heat, limits = packed[8 * size : 9 * size].view(torch.float32), packed[: 4 * size]
-    limits = limits.view(torch.float64).view(size, 2)
-    scores: Tensor = operators.truncate(logits, heat, packed[9 * size : 10 * size], limits)
+    logits = operators.edit(logits, ranges, tables.edits, places.flatten(), tables.masks)
+    heat, limits = heats.flatten().view(torch.float32), limits.view(torch.float64)
+    scores: Tensor = operators.truncate(logits, heat, nums.flatten(), limits)
     return scores

@@ -228,6 +228,11 @@ def joined(*linears: Any) -> nn.Linear:
     bias = torch.cat(biases) if biases else None
     if isinstance(linears[0], ScaledLinear):
         return ScaledLinear(weight, torch.cat([linear.scales for linear in linears]), bias)
+    return linear_of(weight, bias)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer over these very tensors."""
     made = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.models.glide.chain_stop import (
-    ChainNumber,
-    DecisionNetwork,
-    StateNumber,
-    StepNumber,
-)
+from slipstream.models.glide.chain_stop import ChainNumber, DecisionNetwork, StateNumber, StepNumber
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchGlide
 from slipstream.models.kv.pool import KvPool

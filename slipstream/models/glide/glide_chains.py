@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Stop
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Stop, rule_of
 from slipstream.core.verify.draws import draw_keys
 from slipstream.models.cuda.graphs import Replay, fetch, send
 from slipstream.models.decision import DecisionModel
@@ -32,7 +32,7 @@ from slipstream.models.glide.glide_chain import (
 from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer, limits_of
 from slipstream.models.glide.glide_torch import TorchGlide, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
-from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest, rule_of
+from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest
 from slipstream.models.torch.packing import fit, powers
 
 _SESSIONS = powers(64)
@@ -42,26 +42,29 @@ _FEW = CHAIN_ROWS // _SESSIONS[-1]
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Chains of one pass: `starts` [B] of their tokens are computed already, of `counts` [B].
-    Padding repeats the first one."""
+    """Chains of one pass: `starts` [N] of their tokens are computed already, of `counts` [N]; of
+    the target's keys they may read `num_seen` [N]."""
 
     asks: Sequence[ChainRequest]
     starts: Array
     counts: Array
+    num_seen: Array
     pages: Array
-    """Pages [B, P] of their own keys; behind them the pool's scratch, as for what has no room."""
+    """Pages [N, P] of their own keys; behind them the pool's scratch, as for what has no room."""
+    order: Array
+    """Chain of each of B sessions of a shape: padding repeats the first one."""
 
     def places(self, columns: Array) -> tuple[Array, Array]:
-        """Return positions and slots of tokens at `columns` [B, n] of their sessions' keys."""
+        """Return positions and slots of tokens at `columns` [N, n] of their sessions' keys."""
         skipped = np.array([ask.state.skipped for ask in self.asks])[:, None]
         page = np.take_along_axis(self.pages, columns // BLOCK_SIZE, 1)
         positions = columns + np.where(columns < NUM_SINKS, 0, skipped)
         return positions, page * BLOCK_SIZE + columns % BLOCK_SIZE
 
     def num_read(self, columns: Array, *, reads_first: bool) -> Array:
-        """Return how many of the target's keys tokens at `columns` [B, n] see."""
-        seen = np.array([(ask.sync.num_seen, ask.state.lead) for ask in self.asks])
-        return limits_of(columns, seen[:, :1], seen[:, 1:], reads_first=reads_first)
+        """Return how many of the target's keys tokens at `columns` [N, n] see."""
+        leads = np.array([ask.state.lead for ask in self.asks])[:, None]
+        return limits_of(columns, self.num_seen[:, None], leads, reads_first=reads_first)
 
     def first(self, rows: int) -> Array:
         """Return what `first_pass` takes, of `rows` tokens each; padding repeats the first one."""
@@ -70,9 +73,9 @@ class _Pass:
         columns = self.starts[:, None] + np.where(index < counts[:, None], index, 0)
         tokens = np.array([new + new[:1] * (rows - len(new)) for new in news])
         read = self.num_read(columns, reads_first=True)
-        last = np.arange(len(news)) * rows + counts - 1
+        last = np.arange(len(self.order)) * rows + counts[self.order] - 1
         parts = (tokens, *self.places(columns), columns + 1, read)
-        return np.concatenate([*(part.reshape(-1) for part in parts), last])
+        return np.concatenate([*(part[self.order].reshape(-1) for part in parts), last])
 
     def steps(self) -> Array:
         """Return the numbers [D, 7, B] of all depths, as `StepNumber` names them."""
@@ -87,7 +90,7 @@ class _Pass:
                 first = int(self.counts[index]) + ask.state.skipped
                 keys = [draw_keys(ask.sampling, first + depth) for depth in range(ask.limit)]
                 made[StepNumber.FIRST_KEY :, index, : ask.limit] = np.array(keys).T
-        return made.transpose(2, 0, 1)
+        return made[:, self.order].transpose(2, 0, 1)
 
     def numbers(self, num_points: int) -> Array:
         """Return the numbers [B, n] of chains, as `ChainNumber` names them."""
@@ -101,7 +104,7 @@ class _Pass:
             row[: ChainNumber.ENDS] = ask.sampling.temperature, *limits, *sizes
             row[ChainNumber.ENDS : ChainNumber.ENDS + len(ask.ends)] = sorted(ask.ends)
             row[ChainNumber.POINTS : ChainNumber.POINTS + len(points)] = points
-        return made
+        return made[self.order]
 
 
 class GlideChains:
@@ -161,28 +164,30 @@ class GlideChains:
         news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
         found: dict[int, list[ChainPosition]] = {}
         for group in _groups(news):
-            rows = fit(max(news[index] for index in group), (_FEW, self.max_new_tokens), what=_NEW)
+            most, steps = max(news[index] for index in group), (_FEW, self.max_new_tokens)
+            rows = fit(most, steps, what="new tokens of a chain")
             own = self._pass([asks[index] for index in group], [starts[index] for index in group])
-            found.update(zip(group, self._follow(own, rows, len(group)), strict=True))
+            found.update(zip(group, self._follow(own, rows), strict=True))
         return [found[index] for index in range(len(asks))]
 
-    def _pass(self, asks: list[ChainRequest], starts: list[int]) -> _Pass:
-        spare = fit(len(asks), _SESSIONS, what="chains at once") - len(asks)
-        asks, pool = asks + asks[:1] * spare, asks[0].state.cache.pool
-        pages = np.full((len(asks), self._num_pages), pool.num_pages)
+    def _pass(self, asks: Sequence[ChainRequest], starts: Sequence[int]) -> _Pass:
+        pages = np.full((len(asks), self._num_pages), asks[0].state.cache.pool.num_pages)
         for row, ask in zip(pages, asks, strict=True):
             own = ask.state.cache.pages[: self._num_pages]
             row[: len(own)] = own
         counts = np.array([len(ask.tokens) for ask in asks])
-        return _Pass(asks, np.array(starts + starts[:1] * spare), counts, pages)
+        num_seen = np.array([ask.sync.num_seen for ask in asks])
+        order = np.arange(fit(len(asks), _SESSIONS, what="chains at once"))
+        order = np.where(order < len(asks), order, 0)
+        return _Pass(asks, np.array(starts), counts, num_seen, pages, order)
 
-    def _follow(self, own: _Pass, rows: int, num: int) -> list[list[ChainPosition]]:
-        memory = self._memory(own.asks[0].state.cache.pool, len(own.asks))
-        seen, others, buffers = self._seen(own.asks)
-        parts = (own.pages, seen, others, own.steps())
+    def _follow(self, own: _Pass, rows: int) -> list[list[ChainPosition]]:
+        asks, num, order = own.asks, len(own.asks), own.order
+        memory = self._memory(asks[0].state.cache.pool, len(order))
+        seen, others, buffers = self._seen(own)
+        parts = (own.pages[order], seen[order], others[:, order], own.steps())
         send(torch.from_numpy(np.concatenate([part.ravel() for part in parts])), memory.integers)
         send(torch.from_numpy(own.numbers(self._sizes[1])), memory.numbers)
-        asks = own.asks[:num]
         state, numbers = self._first(memory, rows, own.first(rows))
         waits, tables = [fetch(numbers)], list[Array]()
         for depth in range(1, max(ask.limit for ask in asks), STEPS):
@@ -199,13 +204,13 @@ class GlideChains:
         each = zip(slots, lengths, asks, strict=True)
         return [_found(row[:length].tolist(), self._sizes[0], ask) for row, length, ask in each]
 
-    def _seen(self, asks: Sequence[ChainRequest]) -> tuple[Array, Array, list[Tensor]]:
-        """Return the target's pages [B, P], the places [L, B, 2] of its buffers, and these."""
-        pages = np.zeros((len(asks), self._num_pages), np.int64)
-        others = np.zeros((len(self._layers), len(asks), 2), np.int64)
+    def _seen(self, of: _Pass) -> tuple[Array, Array, list[Tensor]]:
+        """Return the target's pages [N, P], the places [L, N, 2] of its buffers, and these."""
+        pages = np.zeros((len(of.asks), self._num_pages), np.int64)
+        others = np.zeros((len(self._layers), len(of.asks), 2), np.int64)
         buffers = []
-        for index, ask in enumerate(asks):
-            if ask.view is None or not (count := ask.sync.num_seen):
+        for index, (ask, count) in enumerate(zip(of.asks, of.num_seen.tolist(), strict=True)):
+            if ask.view is None or not count:
                 continue
             own = pages_read(count, ask.view.pages)
             pages[index, : len(own)] = own
@@ -231,9 +236,6 @@ class GlideChains:
         body = later_steps(self._model, memory)
         state, numbers = self.replay.run((id(memory), "later"), body, [steps, state])
         return state, numbers
-
-
-_NEW = "new tokens of a chain"
 
 
 def _groups(news: Sequence[int]) -> Iterator[list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream.core.draft.candidates import SHARPNESS
-from slipstream.core.policy.stop import Stop
+from slipstream.core.policy.stop import Stop, rule_of
 from slipstream.core.verify.draws import draw_keys
 from slipstream.models.decision import DecisionModel
 from slipstream.models.dtypes import Array
@@ -15,7 +15,7 @@ from slipstream.models.kv.pool import KvPool
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import ChainState, Decision, RankedRows
 from slipstream.models.native.weights import as_float32
-from slipstream.models.scorer import ChainPosition, ChainRequest, rule_of
+from slipstream.models.scorer import ChainPosition, ChainRequest
 
 _NUM_STATS = 4
 

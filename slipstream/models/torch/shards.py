@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slipstream.core.errors import InvalidRequest, ModelError
+from slipstream.models.cuda.layers import linear_of
 from slipstream.models.torch.ranks import Ranks, RowParallelLinear
 
 _GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
@@ -96,11 +97,8 @@ def own_bytes(model: nn.Module) -> int:
 
 
 def _linear(module: nn.Linear, style: str, name: str, ranks: Ranks, in_order: bool) -> nn.Module:
-    weight = _own(module.weight)
-    part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    part.weight = nn.Parameter(weight, requires_grad=False)
-    if module.bias is not None and (style != "rowwise" or ranks.rank == 0):  # once in a sum
-        part.bias = nn.Parameter(_own(module.bias), requires_grad=False)
+    has_bias = module.bias is not None and (style != "rowwise" or ranks.rank == 0)  # once in a sum
+    part = linear_of(_own(module.weight), _own(module.bias) if has_bias else None)
     if style == "colwise":
         return part
     if style in _GATHERED:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft.candidates import SHARPNESS
-from slipstream.core.policy.stop import SVIP_SLOPE
+from slipstream.core.policy.stop import COST, DECISION, SVIP, SVIP_SLOPE
 from slipstream.core.verify.distribution import MASS_UNITS
 from slipstream.core.verify.draws import NO_TOKEN
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
@@ -22,7 +22,6 @@ from slipstream.models.glide.chain_stop import (
     ChainNumber,
     StepNumber,
 )
-from slipstream.models.scorer import COST, DECISION, SVIP
 
 
 def draw(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from slipstream.core.policy.stop import (
     FixedStop,
     StopSignal,
     SvipStop,
+    rule_of,
 )
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
@@ -45,7 +46,7 @@ from slipstream.models.glide.chain_stop import (
     network_of,
 )
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.scorer import Scores, rule_of
+from slipstream.models.scorer import Scores
 from support.cuda.operators import ChainSlot, state_behind
 from support.models import tiny
 
