@@ -151,7 +151,7 @@ class Engine:
         options = self.options
         return DraftTarget(
             self.model_id,
-            self.tokenizer_hash,
+            self.text,
             self.parts,
             WindowedKv(self.target) if options.device == CPU else self.target,
             self.dtype,
