@@ -154,7 +154,7 @@ class Engine:
             self.text,
             self.parts,
             WindowedKv(self.target) if options.device == CPU else self.target,
-            self.dtype,
+            AUTO if options.dtype == AUTO else self.dtype,
             options.device,
             self.facts.context_length,
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),

@@ -20,6 +20,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.types import Shape
 from slipstream.drafting.build import Drafter
+from slipstream.models.native import library
 from support.models import tiny_checkpoint, tiny_gguf
 from support.services.cluster import running
 from support.services.fleet import num_ready
@@ -62,13 +63,24 @@ def client(request, pair):
     if request.param == "embedded":
         dtype = "auto" if target.suffix else "float32"  # blocks are computed as they are
         with Client.embedded(str(target), f"vanilla:{draft}", dtype=dtype) as client:
-            assert client.model_info().dtype == ("Q4_0" if target.suffix else "float32")
             yield client
         return
     with running(target, f"vanilla:{draft}") as cluster, Client(cluster.address) as client:
         while num_ready(client.server_info(), "draft") < 1:
             time.sleep(0.01)
         yield client
+
+
+@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+def test_blocks_of_both_files_are_computed_as_they_are(tmp_path):
+    for name, count in (("target", 132), ("draft", 4)):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, {"more": tiny_gguf.padded(count)})
+    engine = Engine.load(str(tmp_path / "target"), EngineOptions())
+    model = engine.draft_model(f"vanilla:{tmp_path / 'draft'}")
+    assert engine.model.engine == model.engine and model.engine.startswith("native")
+    assert engine.model.weights_type == "Q4_0"
+    assert model.memory.weight_bytes < engine.model.weight_bytes
 
 
 @pytest.mark.parametrize("verification", [Verification.EXACT, Verification.MCSD])
