@@ -81,8 +81,8 @@ class TokenTable:
     @cached_property
     def num_plain(self) -> int:
         """Number of ids before the added tokens at the end."""
-        plain = (token for token in range(len(self)) if self._record(token)[:1] == b"\0")
-        return 1 + max(plain, default=-1)
+        ids = reversed(range(len(self)))
+        return next((1 + token for token in ids if self._record(token)[:1] == b"\0"), 0)
 
     @cached_property
     def numbering(self) -> bytes:
