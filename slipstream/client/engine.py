@@ -151,10 +151,10 @@ class Engine:
         options = self.options
         return DraftTarget(
             self.model_id,
-            self.tokenizer_hash,
+            self.text,
             self.parts,
             WindowedKv(self.target) if options.device == CPU else self.target,
-            self.dtype,
+            AUTO if options.dtype == AUTO else self.dtype,
             options.device,
             self.facts.context_length,
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),

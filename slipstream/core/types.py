@@ -121,6 +121,8 @@ class Session:
     """Likeliest tokens returned of each position, beside its own; None: no log-probabilities."""
     has_prompt_logprobs: bool = False
     """True to return log probabilities of the prompt, too; it is then computed as a whole."""
+    vocab_size: int | None = None
+    """Ids that the target has, beyond which a draft proposes none; None: as many as the draft."""
 
     def __post_init__(self) -> None:
         length, count = self.num_prompt_tokens, self.num_logprobs

@@ -22,16 +22,18 @@ from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.dtypes import FP8
 from slipstream.models.format.digests import weights_digest
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import glide_chains, load_glide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
-from slipstream.models.loaded import require_same_tokenizer
+from slipstream.models.loaded import require_same_numbering
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.memory import DraftMemory, MemoryPlan
 from slipstream.models.scorer import Scorer
 from slipstream.ngrams.store_file import NgramStores
+from slipstream.text.tokenizer import TextTokenizer
 
 _SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -50,12 +52,12 @@ class DraftTarget:
     """The target that a draft is for, as far as the draft needs it.
 
     `parts` are shared with GliDe, None for other drafts; `source` has its keys and values;
-    `tokenizer_hash` None skips the check of a plain draft's tokenizer; `context_length` None means
+    `text` None skips the check of a plain draft's tokenizer; `context_length` None means
     that the target checks lengths; `memory` limits keys and values; `store` is that of n-grams.
     """
 
     model_id: str
-    tokenizer_hash: str | None
+    text: TextTokenizer | None
     parts: TargetParts | None
     source: KvSource
     dtype: str = "auto"
@@ -82,6 +84,8 @@ class Drafter:
     context_length: int | None = None
     memory: MemoryPlan | None = None
     dtype: str = ""
+    numbering: bytes = b""
+    """Digests of a plain draft's token ids: see `same_numbering`."""
     stores: NgramStores | None = None
     """Stores that n-grams are looked up in, by the tokenizer of each session's target."""
 
@@ -112,6 +116,7 @@ class DraftModel:
     context_length: int | None = None
     memory: MemoryPlan | None = None
     engine: str = "torch"
+    numbering: bytes = b""
 
     @property
     def score(self) -> Score | None:
@@ -181,6 +186,7 @@ class DraftModel:
             self.context_length,
             self.memory,
             self.scorer.layout.dtype.name,
+            self.numbering,
         )
 
     def _identity(self) -> str:
@@ -269,7 +275,8 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     if not model_id:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
     loaded = load_model(model_id, dtype=target.dtype, device=target.device)
-    require_same_tokenizer(target.model_id, target.tokenizer_hash, loaded)
+    if target.text is not None:
+        require_same_numbering(target.model_id, target.text, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = causal_model(loaded.model, numerics="fast", path=loaded.path)
     memory = target.memory.plan(
@@ -288,4 +295,5 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         vocab_size=model.vocab_size,
         memory=memory,
         engine=model.engine,
+        numbering=text_tokenizer(loaded.tokenizer).table.numbering,
     )

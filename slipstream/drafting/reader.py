@@ -73,6 +73,7 @@ class CandidateReader:
         self, session: Session, vocab: NDArray[np.int64] | None, score: Score | None = None
     ) -> None:
         self.vocab = vocab
+        self.limit = session.vocab_size if vocab is None else None
         self.score = score
         self.score_column = GREEDY if session.sampling.is_greedy else SAMPLED
         self._session = session
@@ -217,7 +218,8 @@ def read_each(scores: Scores, parts: Sequence[CandidateRows]) -> list[list[Candi
 def read_candidates(scores: Scores, part: CandidateRows) -> list[Candidates]:
     """Return the candidates of a session's rows. Raises `ModelError` for scores that are no
     numbers."""
-    pairs = zip(scores.logits, part.positions, strict=True)
+    limit = part.reader.limit
+    pairs = zip(scores.logits[:, :limit], part.positions, strict=True)
     softmax = RowSoftmax(np.stack([part.reader.ranked(row, position) for row, position in pairs]))
     decided = _decision_scores(scores.hidden, softmax, part)
     return [

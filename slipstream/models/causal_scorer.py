@@ -83,11 +83,11 @@ class CausalScorer(Scorer):
         return Scores(logits, hidden)
 
     def _known(self, part: Part) -> Part:
-        """The part with the last token of the model in the place of each that it does not have.
+        """The part with the last token of the draft in the place of each that it does not have.
 
-        A target that numbers its tokens alike may have more of them, which no text has.
+        A target that numbers its tokens alike may have more of them: added ones, or padding.
         """
-        last, tree = self._model.num_embeddings - 1, part.tree
+        last, tree = self._vocab_size - 1, part.tree
         if max((*part.pending, *tree.tokens)) <= last:
             return part
         pending = [min(token, last) for token in part.pending]

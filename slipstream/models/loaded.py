@@ -20,11 +20,13 @@ from slipstream.models.format.folder import brief, gguf_in, quiet_transformers, 
 from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.format.resolve import short_name
-from slipstream.models.format.tokenizer import NumberedTokenizer, keep, read_kept
+from slipstream.models.format.tokenizer import NumberedTokenizer, keep, read_kept, text_tokenizer
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.native.source import WeightSource
+from slipstream.text.token_bytes import same_numbering
+from slipstream.text.tokenizer import TextTokenizer
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -177,15 +179,25 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
         return found
 
 
-def require_same_tokenizer(model_id: str, tokenizer_hash: str | None, draft: LoadedModel) -> None:
-    """Raise `ModelMismatch` unless a target and a draft number their tokens alike; a hash of None
-    is not compared."""
-    if tokenizer_hash not in (None, draft.tokenizer_hash):
-        raise ModelMismatch(
-            f"the draft {draft.model_id} numbers its tokens differently "
-            f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {model_id} "
-            f"({str(tokenizer_hash)[:12]})"
-        )
+def require_same_numbering(model_id: str, text: TextTokenizer, draft: LoadedModel) -> None:
+    """Raise `ModelMismatch` unless ids that a target, with the tokenizer `text`, and a draft have
+    are the same tokens; it names the first that differs. See `same_numbering`."""
+    ours, theirs = text_tokenizer(draft.tokenizer).table, text.table
+    if same_numbering(ours.numbering, theirs.numbering):
+        return
+    num_plain = ours.num_plain, theirs.num_plain
+    for token in range(max(len(ours), len(theirs))):
+        one, other = ours.token(token), theirs.token(token)
+        if one != other and (token < max(num_plain) or (one and other)):
+            names = [f"{name!r:.40}" if name else "none" for name in (one, other)]
+            raise ModelMismatch(
+                f"token {token} is {names[0]} of the draft {draft.model_id}, but {names[1]} of the"
+                f" target {model_id}"
+            )
+    raise ModelMismatch(
+        f"the draft {draft.model_id} has {num_plain[0]} tokens before those that were added, but"
+        f" the target {model_id} {num_plain[1]}"
+    )
 
 
 def parse_device(name: str) -> str:

@@ -4,12 +4,13 @@ The bytes of a text's tokens, joined, are its UTF-8. What decoders do to the sta
 done: SentencePiece's drop its first space.
 """
 
+import hashlib
 import json
 import re
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -73,6 +74,25 @@ class TokenTable:
         """Return the number of ids up to the highest token's."""
         return len(self._ends)
 
+    def token(self, token_id: int) -> str:
+        """Return the name of a token, empty for an id that is no token's."""
+        return self._record(token_id)[1:].decode()
+
+    @cached_property
+    def num_plain(self) -> int:
+        """Number of ids before the added tokens at the end."""
+        ids = reversed(range(len(self)))
+        return next((1 + token for token in ids if self._record(token)[:1] == b"\0"), 0)
+
+    @cached_property
+    def numbering(self) -> bytes:
+        """Digests of the ids, for `same_numbering`: SHA-256 of the tokens before those added at the
+        end, then 8 bytes of each id behind them, zeros without a token."""
+        tokens = [self.token(token_id) for token_id in range(len(self))]
+        plain, added = tokens[: self.num_plain], tokens[self.num_plain :]
+        digests = (_digest(token)[:8] if token else bytes(8) for token in added)
+        return _digest(json.dumps(plain)) + b"".join(digests)
+
     def check_decoder(self) -> None:
         """Raise `WeightsError` for a decoder whose work may be more than a few times its text."""
         size = len(self._json.encode())
@@ -113,6 +133,22 @@ class TokenTable:
             return b""
         start = self._ends[token_id - 1] if token_id else 0
         return self._records[start : self._ends[token_id]]
+
+
+def same_numbering(ours: bytes, theirs: bytes) -> bool:
+    """Return whether the ids that two tokenizers have are the same tokens, by their `numbering`.
+
+    Either may have added tokens at the end that the other one lacks. False where one is empty.
+    """
+    if not ours or ours[:32] != theirs[:32]:
+        return False
+    ends = range(40, min(len(ours), len(theirs)) + 1, 8)
+    pairs = ((ours[end - 8 : end], theirs[end - 8 : end]) for end in ends)
+    return all(one == other or bytes(8) in (one, other) for one, other in pairs)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _check_bytes(num_bytes: int) -> None:

@@ -196,6 +196,11 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
             for limit in ("4Gi", 4294967296, "4294968k", "4.1Gi", "1Ti", "4295M")
         ),
         {"model.name": "meta-llama/Llama-3.3-70B-Instruct", "modelStore.size": "200Gi"},
+        {
+            "model.name": "meta-llama/Llama-3.3-70B-Instruct",
+            "model.draft": "eagle3:RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
+            "modelStore.size": "200Gi",
+        },
         {"model.name": "meta-llama/Llama-3.3-70B-Instruct-AWQ"},
         {"model.name": "/models/llama-3.3-70b-instruct"},
         {"model.name": "meta-llama/Llama-3.1-8B-Instruct", "modelStore.size": "15Gi"},

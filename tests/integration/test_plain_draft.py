@@ -1,7 +1,7 @@
 """A plain draft of other sizes than its target's, or one that fails, costs speed and no token."""
 
-import json
 import logging
+import time
 from dataclasses import replace
 
 import pytest
@@ -20,40 +20,81 @@ from slipstream.core.errors import ModelError
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.types import Shape
 from slipstream.drafting.build import Drafter
-from support.models import tiny_checkpoint
+from slipstream.models.native import library
+from support.models import tiny_checkpoint, tiny_gguf
+from support.services.cluster import running
+from support.services.fleet import num_ready
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, lookup=False)
 OFF = SpeculationOptions(mode=Mode.OFF)
+ADDED = tuple(f"<added {number}>" for number in range(40))
 SIZES = {
     "larger head": ({}, {"vocab_size": 320}),
     "smaller head": ({"vocab_size": 320}, {}),
     "shorter context": ({}, {"context_length": 40}),
+    "added tokens": ({}, {"vocab_size": 299, "added": ADDED}),
+    "fewer added ones": ({"vocab_size": 299, "added": ADDED}, {"vocab_size": 264}),
+    "GGUF files": ({"more": tiny_gguf.padded(132)}, {"more": tiny_gguf.padded(4)}),
 }
+"""Changes of a target and of a draft, by what a draft has that the target does not."""
+
+
+def save(folder, changes):
+    """Save a model; return its path."""
+    if "more" in changes:
+        return tiny_gguf.write(folder / "model.gguf", lambda _: "Q4_0", "qwen2", **changes)
+    return tiny_checkpoint.save_checkpoint(folder, **changes)
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def folders(request, tmp_path_factory):
-    """A target and a draft of one tokenizer, whose configurations differ."""
-    return [
-        tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp(role), **changes)
+def pair(request, tmp_path_factory):
+    """A target and a draft of one tokenizer, whose sizes differ as the name says."""
+    paths = [
+        save(tmp_path_factory.mktemp(role), changes)
         for role, changes in zip(("target", "draft"), SIZES[request.param], strict=True)
     ]
+    return request.param, *paths
+
+
+@pytest.fixture(scope="module", params=["embedded", "services"])
+def client(request, pair):
+    """A client of a target with that draft."""
+    _, target, draft = pair
+    if request.param == "embedded":
+        dtype = "auto" if target.suffix else "float32"  # blocks are computed as they are
+        with Client.embedded(str(target), f"vanilla:{draft}", dtype=dtype) as client:
+            yield client
+        return
+    with running(target, f"vanilla:{draft}") as cluster, Client(cluster.address) as client:
+        while num_ready(client.server_info(), "draft") < 1:
+            time.sleep(0.01)
+        yield client
+
+
+@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+def test_blocks_of_both_files_are_computed_as_they_are(tmp_path):
+    for name, count in (("target", 132), ("draft", 4)):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, {"more": tiny_gguf.padded(count)})
+    engine = Engine.load(str(tmp_path / "target"), EngineOptions())
+    model = engine.draft_model(f"vanilla:{tmp_path / 'draft'}")
+    assert engine.model.engine == model.engine and model.engine.startswith("native")
+    assert engine.model.weights_type == "Q4_0"
+    assert model.memory.weight_bytes < engine.model.weight_bytes
 
 
 @pytest.mark.parametrize("verification", [Verification.EXACT, Verification.MCSD])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_a_draft_of_another_size_drafts_what_it_can(folders, temperature, verification):
-    target, draft = map(str, folders)
-    speculation = replace(FORCED, verification=verification)
-    with Client.embedded(target, f"vanilla:{draft}", dtype="float32") as client:
-        last = client.model_info().vocab_size - 1
-        # Never the end of the text, and now and then the last token of the target's head.
-        bias = ((0, -100.0), (last, 5.0 if temperature else 0.0))
-        sampling = SamplingParams(temperature=temperature, seed=2, logit_bias=bias)
-        result, plain = (
-            client.generate([5, 80, 6], max_tokens=80, sampling=sampling, speculation=how)
-            for how in (speculation, OFF)
-        )
+def test_a_draft_of_another_size_drafts_what_it_can(client, pair, temperature, verification):
+    speculation = replace(FORCED, verification=verification, drafter="vanilla")
+    last = client.model_info().vocab_size - 1
+    # Never the end of the text, and now and then the last token of the target's head.
+    bias = ((0, -100.0), (last, 5.0 if temperature else 0.0))
+    sampling = SamplingParams(temperature=temperature, seed=2, logit_bias=bias)
+    result, plain = (
+        client.generate([5, 80, 6], max_tokens=80, sampling=sampling, speculation=how)
+        for how in (speculation, OFF)
+    )
     if verification is Verification.EXACT:
         assert result.token_ids == plain.token_ids
     if temperature:
@@ -61,7 +102,7 @@ def test_a_draft_of_another_size_drafts_what_it_can(folders, temperature, verifi
     assert len(result.token_ids) == 80
     stats = result.stats.speculation
     assert stats.num_draft_tokens > 0
-    if json.loads((folders[1] / "config.json").read_text())["max_position_embeddings"] == 40:
+    if pair[0] == "shorter context":
         # Up to 40 of 83 tokens are drafted behind, and the last round of all is plain.
         assert 40 <= stats.fallbacks.pop("context") <= 43
     assert stats.fallbacks == {}

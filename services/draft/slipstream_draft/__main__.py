@@ -92,7 +92,7 @@ def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, Loaded
     loaded = load_parts(config.target_model, dtype=dtype, device=device)
     target = DraftTarget(
         loaded.model_id,
-        loaded.tokenizer_hash,
+        None,
         loaded.parts,
         receivers,
         dtype,

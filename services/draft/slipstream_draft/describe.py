@@ -5,6 +5,7 @@ from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
+from slipstream.text.token_bytes import same_numbering
 
 _LAYOUT = ("num_layers", "num_kv_heads", "head_dim")
 
@@ -22,6 +23,7 @@ def describe(
             tokenizer_hash=drafter.tokenizer_hash or "",
             vocab_size=drafter.vocab_size or 0,
             incarnation=incarnation,
+            numbering=drafter.numbering,
         ),
         target_layers=drafter.layers,
         max_sessions=max_sessions,
@@ -38,12 +40,14 @@ def describe(
 def target_expectations(
     about: draft_pb2.DescribeDraftResponse, asked: draft_pb2.OpenDraft
 ) -> list[Expectation]:
-    """Return the requirements of the caller's target: for a plain draft, the same tokenizer."""
+    """Return the requirements of the caller's target: for a plain draft, the same numbering
+    of tokens."""
     reads, is_glide = bool(about.target_layers), about.kind == "glide"
+    is_same = same_numbering(about.identity.numbering, asked.target.numbering)
     ours = common_pb2.ModelIdentity(
         protocol_version=PROTOCOL_VERSION,
         model_id=about.target_model_id,
-        tokenizer_hash=about.identity.tokenizer_hash,
+        tokenizer_hash="" if is_same else about.identity.tokenizer_hash,
         vocab_size=about.identity.vocab_size if is_glide else 0,
     )
     layout: list[Expectation] = [

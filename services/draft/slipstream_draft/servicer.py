@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -155,11 +155,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         require_agreement("the target of this draft", target_expectations(self.about, asked))
         if not asked.target.vocab_size:
             raise HandshakeError("the caller says nothing of the target's vocabulary")
-        session = convert.session_from_pb(asked.session)
+        vocab_size = asked.target.vocab_size
+        session = replace(convert.session_from_pb(asked.session), vocab_size=vocab_size)
         bind(session_id=session.session_id)
         check_session(session, self._drafter.context_length)
         form = self._catch_up.form(asked.target_layout)
-        vocab_size = asked.target.vocab_size
         params = asked.session
         lease = await self._leases.open(session.session_id, params.fence, params.owner)
         self._receivers.park(session.session_id)  # this request names a feed of its own

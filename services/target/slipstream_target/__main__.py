@@ -127,7 +127,7 @@ def describe(
     Raises `ModelMismatch` for a tokenizer, `InvalidRequest` for an element type, not to be sent.
     """
     facts, model = built.facts, built.model
-    parts = text_tokenizer(loaded.tokenizer).parts()
+    text = text_tokenizer(loaded.tokenizer)
     digest, commit = weights_digest(loaded.path), hub_commit(loaded.path)
     _LOG.info("%s has the weights %s%s", facts.model_id, digest, commit and f" of commit {commit}")
     return message_of(
@@ -141,6 +141,7 @@ def describe(
             incarnation=new_incarnation(),
             weights_digest=digest,
             revision=commit,
+            numbering=text.table.numbering,
         ),
         layout=layout_to_pb(model.layout),
         stop_token_ids=sorted(facts.stop_token_ids),
@@ -148,9 +149,7 @@ def describe(
         engine=model.engine.split()[0],
         dtype=model.weights_type,
         max_sessions=max_sessions,
-        tokenizer=target_pb2.Tokenizer(
-            json=parts.json, chat_template=parts.chat_template, special_tokens=parts.special_tokens
-        ),
+        tokenizer=message_of(target_pb2.Tokenizer, text.parts()),
         memory=common_pb2.Memory(**built.memory.account()),
         sampling_defaults=common_pb2.SamplingParams(**facts.sampling_defaults),  # type: ignore[arg-type]
     )

@@ -215,10 +215,10 @@ def make_request(
         grammar=ask.grammar or calls_grammar(ask.tools, tool_format),
         num_logprobs=ask.num_logprobs,
         has_prompt_logprobs=ask.prompt_logprobs,
+        vocab_size=model.vocab_size,
     )
-    info = PromptInfo(
-        ask.request_id, model.model_id, ask.sampling.seed, len(tokens), model.tool_format
-    )
+    names = (ask.request_id, model.model_id, ask.sampling.seed)
+    info = PromptInfo(*names, len(tokens), model.tool_format)
     shown = (ask.with_origins, ask.with_rounds)
     return Request(session, tuple(tokens), settings, info, ask.stop, (), 0, *shown)
 

@@ -135,6 +135,10 @@ class TokenizerFields:
             raise WeightsError(
                 f"{file.name} has {len(self.tokens)} tokens, but {len(self.types)} token types"
             )
+        end = len(self.tokens)  # before the names that fill the embedding up
+        while end and self.tokens[end - 1] == f"[PAD{end - 1}]":
+            end -= 1
+        self.tokens, self.types = self.tokens[:end], self.types[:end]
 
     def get(self, name: str, kind: type, *default: Any) -> Any:
         """Return a field of a type, or the default. Raises `WeightsError` without either."""

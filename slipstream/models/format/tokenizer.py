@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 _INDEX = ".safetensors.index.json"
-_READING = 2
+_READING = 3
 """Number of our own way to read tokenizers: what an older one kept is read anew."""
 
 

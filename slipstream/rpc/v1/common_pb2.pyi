@@ -255,6 +255,7 @@ class ModelIdentity(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    NUMBERING_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol that the service speaks."""
     model_id: _builtins.str
@@ -269,6 +270,11 @@ class ModelIdentity(_message.Message):
     """SHA-256 of the weights' file, or of the list of several files' digests; empty for a draft."""
     revision: _builtins.str
     """Commit of the weights on the model hub; empty for weights from elsewhere."""
+    numbering: _builtins.bytes
+    """Digests by which ids are compared with those of another tokenizer: SHA-256 of the tokens before
+    those added at the end, then 8 bytes of each id behind them, zeros without a token. Empty for a
+    draft that runs for one target.
+    """
     def __init__(
         self,
         *,
@@ -279,10 +285,11 @@ class ModelIdentity(_message.Message):
         incarnation: _builtins.str = ...,
         weights_digest: _builtins.str = ...,
         revision: _builtins.str = ...,
+        numbering: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model_id", b"model_id", "protocol_version", b"protocol_version", "revision", b"revision", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model_id", b"model_id", "numbering", b"numbering", "protocol_version", b"protocol_version", "revision", b"revision", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

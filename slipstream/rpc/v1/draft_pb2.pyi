@@ -502,7 +502,7 @@ class DescribeDraftResponse(_message.Message):
     kind: _builtins.str
     """Kind of drafter: glide, vanilla or ngram."""
     target_model_id: _builtins.str
-    """Target of the draft; empty for any target with the same tokenizer."""
+    """Target of the draft; empty for any target whose token ids are the same."""
     max_lag: _builtins.int
     """Largest staleness + depth of its training; unset for no limit."""
     has_decision_model: _builtins.bool

@@ -21,14 +21,19 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(*, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    """One token per byte, after three special ones."""
+def byte_tokenizer(
+    *,
+    template: str | None = TEMPLATE,
+    more: tuple[str, ...] = (),
+    added: tuple[str, ...] = (),
+) -> PreTrainedTokenizerFast:
+    """One token per byte, after three special ones; `more` tokens and `added` ones behind them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet, *more])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens([*SPECIAL, *added])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0])
     fast.chat_template = template
     return fast
@@ -68,8 +73,16 @@ def tiny_llama(
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=None, eos_token_id=0))
 
 
-def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int = 128) -> Path:
-    return save_model(folder, tiny_llama(vocab_size=vocab_size, context_length=context_length))
+def save_checkpoint(
+    folder: Path,
+    *,
+    vocab_size: int = 259,
+    context_length: int = 128,
+    added: tuple[str, ...] = (),
+) -> Path:
+    model = tiny_llama(vocab_size=vocab_size, context_length=context_length)
+    byte_tokenizer(added=added).save_pretrained(save_model(folder, model))
+    return folder
 
 
 def save_model(folder: Path, model: Any, **options: Any) -> Path:

@@ -61,15 +61,21 @@ def add_field(writer: GGUFWriter, name: str, value: Any) -> None:
 
 def write_tokenizer(writer: GGUFWriter, pre: str = "smollm") -> None:
     """A token for every byte."""
-    vocab = byte_tokenizer().get_vocab()
-    tokens = [*sorted(vocab, key=vocab.get), "ĠĠ"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    for name, value in padded(0).items():
+        add_field(writer, name, value)
     writer.add_token_merges(["Ġ Ġ"])
     writer.add_eos_token_id(0)
     writer.add_chat_template("{{ messages }}")
+
+
+def padded(count: int) -> dict[str, list[Any]]:
+    """Fields of tokens for an embedding with so many more rows, which names fill up."""
+    vocab = byte_tokenizer().get_vocab()
+    tokens = [*sorted(vocab, key=vocab.get), "ĠĠ", *(f"[PAD{VOCAB + at}]" for at in range(count))]
+    types = [3] * len(SPECIAL) + [1] * (VOCAB - len(SPECIAL)) + [5] * count
+    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
 
 
 def write(
@@ -98,7 +104,8 @@ def write(
         else:
             writer.kv_data[0].pop(name, None)
             add_field(writer, name, value)
-    for name, (rows, columns) in _matrices(dim, hidden).items():
+    num_tokens = len((more or {}).get("tokenizer.ggml.tokens", range(VOCAB)))
+    for name, (rows, columns) in _matrices(dim, hidden, num_tokens).items():
         kind = type_of(name.split(".")[-1])
         values = random_blocks(kind, rows, columns, noise)
         writer.add_tensor(f"{name}.weight", values, raw_dtype=GGMLQuantizationType[kind])
@@ -116,13 +123,13 @@ def _write_facts(writer: GGUFWriter, **facts: float) -> None:
         getattr(writer, f"add_{name}")(value)
 
 
-def _matrices(dim: int, hidden: int) -> dict[str, tuple[int, int]]:
+def _matrices(dim: int, hidden: int, num_tokens: int) -> dict[str, tuple[int, int]]:
     keys = {f"attn_{part}": (KEY_HEADS * dim, hidden) for part in "kv"}
     heads = {"attn_q": (HEADS * dim, hidden), **keys, "attn_output": (hidden, HEADS * dim)}
     inner = {f"ffn_{part}": (MLP, hidden) for part in ("gate", "up")}
     layer = {**heads, **inner, "ffn_down": (hidden, MLP)}
     all_layers = {f"blk.{at}.{name}": size for at in range(LAYERS) for name, size in layer.items()}
-    return {"token_embd": (VOCAB, hidden), **all_layers}
+    return {"token_embd": (num_tokens, hidden), **all_layers}
 
 
 def _vectors(family: str, dim: int, hidden: int) -> dict[str, tuple[int, float]]:

@@ -12,6 +12,8 @@ from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import CHUNK, DraftRequest
 from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
+from slipstream.models.causal_scorer import CausalScorer
+from slipstream.models.loading import causal_model
 from slipstream.models.scorer import Sync
 from support.models import tiny
 from support.services import draft_crowd
@@ -23,10 +25,18 @@ def scorers():
     return draft_crowd.both_scorers()
 
 
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
-def test_newcomers_change_nothing_for_those_under_way(scorers, kind):
+ON_GPU = pytest.param("vanilla", "cuda", marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize(("kind", "device"), [("glide", "cpu"), ("vanilla", "cpu"), ON_GPU])
+def test_newcomers_change_nothing_for_those_under_way(scorers, kind, device):
     calls = [asked(number) for number in range(8)]
-    local = engine(scorers, kind)
+    own = scorers
+    if device == "cuda":
+        model = causal_model(tiny.hf_model().to(device), numerics="fast")
+        assert model.engine.startswith("cuda")
+        own = {"vanilla": CausalScorer(model)}
+    local = engine(own, kind)
     draftings = []
     for call in calls:
         draftings.append(local.begin(DraftRequest(*call)))

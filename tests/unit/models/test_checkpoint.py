@@ -2,6 +2,7 @@
 refused with the reason. No pickles, no code."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from slipstream.models import loaded, reference
 from slipstream.models.format import tokenizer
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
-from slipstream.models.loaded import require_same_tokenizer
+from slipstream.models.loaded import require_same_numbering
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
@@ -23,6 +24,7 @@ from slipstream.models.native.weights import as_float32
 from slipstream.models.torch import transformers_model
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
+from slipstream.text.token_bytes import same_numbering
 from support.models import tiny
 from support.models.tiny_checkpoint import (
     WEIGHTS,
@@ -32,7 +34,6 @@ from support.models.tiny_checkpoint import (
     piece_tokenizer,
     save_checkpoint,
     save_model,
-    tiny_llama,
 )
 
 LOADERS = (load_model, load_target_parts)
@@ -244,15 +245,42 @@ def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
     causal_model(loaded.model)
 
 
-def test_a_draft_that_numbers_its_tokens_differently_is_refused(tmp_path):
-    target = load_target_parts(str(save_checkpoint(tmp_path / "target")))
-    other = save_checkpoint(tmp_path / "other")
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["<|more|>"])
-    tokenizer.save_pretrained(other)
-    tiny_llama(vocab_size=260).save_pretrained(other)
-    draft = load_target_parts(str(other))
-    own = target.model_id, target.tokenizer_hash
-    require_same_tokenizer(*own, target)
-    with pytest.raises(ModelMismatch, match="numbers its tokens differently"):
-        require_same_tokenizer(*own, draft)
+NUMBERINGS = {
+    "added tokens": ({}, {"added": ("<a>",)}, None),
+    "fewer added ones": ({"added": ("<a>", "<b>")}, {"added": ("<a>",)}, None),
+    "another added one": (
+        *({"added": ("<a>", "<b>")}, {"added": ("<a>", "<c>")}),
+        "token 260 is '<c>' of the draft small, but '<b>' of the target large",
+    ),
+    "another token": (
+        *({"more": ("aa", "bb")}, {"more": ("aa", "cc"), "added": ("bb",)}),
+        "token 260 is 'cc' of the draft small, but 'bb' of the target large",
+    ),
+    "one token more": (
+        *({"added": ("<a>",)}, {"more": ("aa",), "added": ("<a>",)}),
+        "token 259 is 'aa' of the draft small, but '<a>' of the target large",
+    ),
+    "one token less": (
+        *({"more": ("aa",)}, {}),
+        "token 259 is none of the draft small, but 'aa' of the target large",
+    ),
+    "as many, others added": (
+        *({"more": ("<a>",)}, {"added": ("<a>",)}),
+        "the draft small has 259 tokens before those that were added, but the target large 260",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERINGS)
+def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(case, checkpoint):
+    ours, theirs, sentence = NUMBERINGS[case]
+    tokenizers = [byte_tokenizer(**ours), byte_tokenizer(**theirs)]
+    own, other = map(text_tokenizer, tokenizers)
+    small = replace(load_model(str(checkpoint)), tokenizer=other, model_id="small")
+    assert same_numbering(own.table.numbering, other.table.numbering) is (sentence is None)
+    if sentence is None:
+        require_same_numbering("large", own, small)
+        return
+    with pytest.raises(ModelMismatch) as refused:
+        require_same_numbering("large", own, small)
+    assert str(refused.value) == sentence

@@ -12,8 +12,9 @@ from slipstream_router.replicas.probes import DescribedDraft, DescribedTarget, f
 
 LAYOUT = common_pb2.KvLayout(num_layers=30, num_kv_heads=3, head_dim=64)
 NAMES = {"model_id": "small", "tokenizer_hash": "t" * 64, "vocab_size": 100}
+NUMBERING = b"p" * 32 + b"is added"
 TARGET = DescribedTarget(
-    target_pb2.DescribeTargetResponse(identity=NAMES, layout=LAYOUT),
+    target_pb2.DescribeTargetResponse(identity={**NAMES, "numbering": NUMBERING}, layout=LAYOUT),
     ModelFacts("small", 100, 1000, frozenset()),
     None,
 )
@@ -96,3 +97,8 @@ def test_what_a_draft_does_not_depend_on_is_not_compared():
     independent = {"target_model_id": "", "target_layout": None}
     assert fits(TARGET, draft("vanilla", **independent, vocab_size=128))
     assert fits(TARGET, draft("ngram", **independent, tokenizer_hash="", vocab_size=0))
+    added = {"tokenizer_hash": "u" * 64, "numbering": NUMBERING[:32] + b"an other"}
+    assert not fits(TARGET, draft("vanilla", **independent, **added))
+    for more in (b"", NUMBERING[32:], bytes(8), NUMBERING[32:] + b"one more"):
+        added["numbering"] = NUMBERING[:32] + more
+        assert fits(TARGET, draft("vanilla", **independent, **added))

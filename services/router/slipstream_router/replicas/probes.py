@@ -21,6 +21,7 @@ from slipstream.rpc.conversion.convert_info import (
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.text.token_bytes import same_numbering
 from slipstream_router.encoder import ModelText, open_text
 
 DESCRIBE_LIMIT_S = 30.0
@@ -193,9 +194,10 @@ def fits(target: DescribedTarget, draft: DescribedDraft) -> bool:
     """Return whether a draft can guess for a target, as far as it depends on one."""
     ours, theirs = target.description, draft.description
     is_glide, has_layout = draft.name == "glide", theirs.HasField("target_layout")
+    is_same = same_numbering(theirs.identity.numbering, ours.identity.numbering)
     pairs = (
         (theirs.target_model_id, ours.identity.model_id),
-        (theirs.identity.tokenizer_hash, ours.identity.tokenizer_hash),
+        ("" if is_same else theirs.identity.tokenizer_hash, ours.identity.tokenizer_hash),
         (_layout(theirs.target_layout) if has_layout else None, _layout(ours.layout)),
         (theirs.identity.vocab_size if is_glide else 0, ours.identity.vocab_size),
     )
