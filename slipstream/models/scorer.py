@@ -77,10 +77,6 @@ class KvView:
         """Positions that are there."""
         return self.count if self.count < NUM_SINKS else self.count - self.skipped
 
-    def num_unread(self, num_prompt_tokens: int) -> int:
-        """Return how many tokens a draft leaves out: of the prompt it reads few itself."""
-        return max(self.skipped, num_skipped(num_prompt_tokens, NUM_NEWEST))
-
     def lag(self, num_tokens: int) -> int:
         """Return how many positions before the last of so many tokens are not there yet: all where
         the text ends among those that are left out."""
@@ -211,6 +207,10 @@ class Scorer(Protocol):
 
     def skip(self, state: Any, skipped: int) -> None:
         """Leave out so many positions of the state behind the first `NUM_SINKS`."""
+
+    def num_unread(self, view: KvView, num_prompt_tokens: int) -> int:
+        """Return how many tokens are left out: of the prompt the draft itself reads few."""
+        return max(view.skipped, num_skipped(num_prompt_tokens, NUM_NEWEST))
 
     def num_same(self, state: Any, tokens: Sequence[int]) -> int:
         """Leading tokens of `tokens` that the state holds, so that no `Sync` computes them."""

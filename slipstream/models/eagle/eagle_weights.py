@@ -61,12 +61,14 @@ class EagleWeights:
     the target id of each head column, ascending.
 
     `input_norm.weight` is the norm of all states together, `fc_norm.0.weight` that of the first.
-    Biases of `fc` and `o_proj` and `embed_tokens.weight` are there where the files have them.
+    Biases of `fc` and `o_proj` and `embed_tokens.weight` are there where the files have them. No
+    head has `blocks` of 4 bits.
     """
 
     config: EagleConfig
     tensors: Mapping[str, Array]
     vocab: Array
+    blocks: None = None
 
 
 def read_eagle(folder: Path, num_layers: int) -> EagleWeights:

@@ -13,6 +13,7 @@ import numpy as np
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import CPU, Array
+from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
@@ -143,11 +144,18 @@ class GlideScorer(Scorer):
     in their last bits with the other sessions of the pass.
     """
 
+    state_type: type[GlideState] = GlideState
+
     def __init__(
-        self, config: GlideConfig, vocab: Array, layout: KvLayout, backend: GlideBackend
+        self,
+        config: GlideConfig | EagleConfig,
+        vocab: Array,
+        layout: KvLayout,
+        backend: GlideBackend,
     ) -> None:
         """`layout` is that of the draft's own keys and values."""
         self.config, self.vocab, self.layout, self.backend = config, vocab, layout, backend
+        self.layers = config.target_layers
         self.hidden_size = config.hidden_size
         self.max_lag = config.max_lag or None
         self.context_length = None
@@ -176,7 +184,7 @@ class GlideScorer(Scorer):
         cache = KvCache(pool, limit=capacity)
         cache.reserve(capacity)
         self._reach(capacity)
-        return GlideState(cache, capacity)
+        return self.state_type(cache, capacity)
 
     def skip(self, state: GlideState, skipped: int) -> None:
         state.skip(skipped)
@@ -188,7 +196,7 @@ class GlideScorer(Scorer):
         held = len(state.tokens) + len(state.parents) if isinstance(ask, Grow) else 0
         check_room(held + len(ask.tokens), state.capacity)
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
-            wanted, seen = self.config.target_layers, ask.view.layers
+            wanted, seen = self.layers, ask.view.layers
             if missing := [layer for layer in wanted if layer not in seen]:
                 raise ModelMismatch(
                     f"the draft reads target layers {list(wanted)}, the view lacks {missing}"
@@ -203,7 +211,7 @@ class GlideScorer(Scorer):
         """
         for ask in asks:
             self.check(ask)
-        return self.backend.scores([self.step(ask) for ask in asks])
+        return self.backend.scores(self.steps(asks))
 
     def close(self, state: GlideState) -> None:
         super().close(state)
@@ -214,6 +222,10 @@ class GlideScorer(Scorer):
         if length > self._length:
             self.backend.reach(length)
             self._length = length
+
+    def steps(self, asks: Sequence[Ask]) -> list[SessionStep]:
+        """Return the steps of checked requests."""
+        return [self.step(ask) for ask in asks]
 
     def step(self, ask: Ask) -> SessionStep:
         """Return what a checked request computes; its state then is as it asks for."""
@@ -227,7 +239,7 @@ class GlideScorer(Scorer):
         state.num_read, state.addresses = ask.num_seen, None
         state.target_kv, state.target_pages = (), None
         if ask.view is not None and state.num_read:
-            state.target_kv = [ask.view.layers[layer] for layer in self.config.target_layers]
+            state.target_kv = [ask.view.layers[layer] for layer in self.layers]
             state.target_pages = ask.view.pages
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
