@@ -22,7 +22,7 @@ from slipstream.models.dtypes import CPU
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.glide.target_parts import TargetParts
-from slipstream.models.kv.pool import KvLayout
+from slipstream.models.kv.cache import view_layout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model
 from slipstream.models.memory import AUTO, DraftMemory, check_budget
@@ -60,8 +60,7 @@ class WindowedKv:
     def _begin(
         self, session_id: str, layers: Sequence[int], num_skipped: int
     ) -> tuple[KvSender, KvMirror]:
-        source = self._target.layout
-        layout = KvLayout(len(layers), source.num_kv_heads, source.head_dim, source.dtype, CPU)
+        layout = view_layout(self._target.layout, layers)
         mirror = KvMirror(layers, layout, limit=sys.maxsize)
         mirror.free(skipped=num_skipped)
         sender = self._target.kv_sender(session_id, layers, 0, mirror.gap)

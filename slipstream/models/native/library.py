@@ -41,7 +41,12 @@ class NativeShape(ctypes.Structure):
 class Cache(ctypes.Structure):
     """See `Cache` in `src/model.h`."""
 
-    _fields_ = (("layers", c_void_p), *((name, c_int64) for name in ("slots", "count", "bytes")))
+    _fields_ = (
+        ("layers", c_void_p),
+        *((name, c_int64) for name in ("slots", "count", "layer_bytes")),
+        ("states", c_void_p),
+        ("state_bytes", c_int64),
+    )
 
 
 class NativeBatch(ctypes.Structure):

@@ -6,7 +6,7 @@ forward, the form of a tree, threads or the processor.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import addressof, byref, c_double, c_float, c_void_p
+from ctypes import addressof, byref, c_double, c_float, c_void_p, sizeof
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -214,8 +214,11 @@ class _Given:
 
     def __init__(self, pool: KvPool, batch: Batch, num_kept: int, cross: CrossKv) -> None:
         self._layers = (c_void_p * len(pool.addresses))(*pool.addresses)
-        sizes = (pool.scratch.stop, len(self._layers), pool.num_bytes // len(self._layers))
-        self.cache = Cache(addressof(self._layers), *sizes)
+        first, count = addressof(self._layers), pool.layout.num_layers
+        self.cache = Cache(first, pool.scratch.stop, count, pool.layer(0).nbytes)
+        if kept := pool.layout.hidden_layers:
+            self.cache.states = first + count * sizeof(c_void_p)
+            self.cache.state_bytes = pool.layer(count + kept[0]).nbytes
         lists = _lists(batch, cross)
         self._numbers = array("q", chain.from_iterable(lists))
         start, size = self._numbers.buffer_info()[0], self._numbers.itemsize

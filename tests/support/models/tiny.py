@@ -130,6 +130,22 @@ def hf_logits(model: Any, text: list[int], **options: Any) -> Any:
     return model(torch.tensor([text]), **options).logits[0].float().numpy()
 
 
+def hf_states(model: Any) -> list[Any]:
+    """The hidden states [T, d] that each layer takes in and that the last one gives, in float32, by
+    the next forward of transformers."""
+    states: list[Any] = []
+
+    def keep(_: Any, given: Any) -> None:
+        values = given if isinstance(given, torch.Tensor) else given[0]
+        states.append(values[0].float().numpy())
+
+    layers = model.base_model.layers
+    for layer in layers:
+        layer.register_forward_pre_hook(keep)
+    layers[-1].register_forward_hook(lambda layer, _, out: keep(layer, out))
+    return states
+
+
 def whole(model: CausalModel, text: list[int]) -> Any:
     """Hidden states and logits of a text, read at once."""
     hidden, _ = model.forward([Part(model.open(len(text)), text)])

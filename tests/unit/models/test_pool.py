@@ -20,7 +20,7 @@ from slipstream.models.torch.arrays import TorchBuffers, as_array
 from slipstream.verifying.build import TargetLimits, plan_memory
 from support.models import tiny
 
-LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU)
+LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU).keeping((0, 2), 6)
 KINDS = (HOST, TorchBuffers(CPU))
 
 
@@ -51,26 +51,26 @@ def test_more_pages_than_there_are_is_not_a_matter_of_waiting():
 @pytest.mark.parametrize("buffers", KINDS)
 def test_a_page_is_clear_when_it_is_handed_out_first(buffers):
     pool = KvPool(LAYOUT, 3, buffers=buffers)
-    for at in range(2):
+    for at in LAYOUT.shapes():
         pool.layer(at)[:] = 7  # as memory that was somebody's before
     for page in pool.take(3):
         slots = slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE)
-        assert all((pool.layer(at)[:, slots] == 0).all() for at in range(2))
+        assert all((pool.layer(at)[:, slots] == 0).all() for at in LAYOUT.shapes())
 
 
 @pytest.mark.parametrize("buffers", KINDS)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_slots_are_copied_as_they_were_before_any_was_written(buffers, dtype):
     pool = KvPool(replace(LAYOUT, dtype=dtype), 2, buffers=buffers)
-    for at in range(2):
-        values = np.arange(4 * pool.scratch.stop * 4).reshape(4, -1, 4)
+    for at, (rows, width) in LAYOUT.shapes().items():
+        values = np.arange(rows * pool.scratch.stop * width).reshape(rows, -1, width)
         buffers.write(pool.layer(at), slice(None), values.astype(dtype))
-    before = [np.array(buffers.on_host(pool.layer(at))) for at in range(2)]
+    before = {at: np.array(buffers.on_host(pool.layer(at))) for at in LAYOUT.shapes()}
     source, into = [3, 4, 5, 200], [4, 5, 3, 0]
     pool.copy(source, into)
-    for at in range(2):
-        expected = before[at].copy()
-        expected[:, into] = before[at][:, source]
+    for at, values in before.items():
+        expected = values.copy()
+        expected[:, into] = values[:, source]
         assert np.array_equal(buffers.on_host(pool.layer(at)), expected)
 
 
@@ -165,7 +165,8 @@ def test_there_are_as_many_pages_as_fit_and_no_more_than_can_be_used():
     page = LAYOUT.bytes_per_page
     assert num_pages(f"{5 * page + 1}", CPU, page) == 5
     assert num_pages(f"{5 * page + 1}", CPU, page, most=3) == 3
-    with pytest.raises(CapacityError, match=r"a budget of 99 is 99 B .* a page takes 16.0 KiB"):
+    assert page == 128 * 4 * (2 * 2 * 2 * 4 + 2 * 6), "keys and values, and two hidden states"
+    with pytest.raises(CapacityError, match=r"a budget of 99 is 99 B .* a page takes 22.0 KiB"):
         num_pages("99", CPU, page)
     model = tiny.causal()
     page = model.layout.bytes_per_page

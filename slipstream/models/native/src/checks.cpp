@@ -137,14 +137,20 @@ bool is_complete(const Model& model) {
 
 bool fits_batch(const Model& model, const Cache& cache, const Batch& batch) {
   const Shape& shape = model.shape;
-  const int64_t head_bytes = int64_t{shape.head_dim} * (shape.keys_are_bfloat16 ? 2 : 4);
-  const int64_t slot_bytes = 2 * shape.key_heads * head_bytes;
+  const int64_t element_bytes = shape.keys_are_bfloat16 ? 2 : 4;
+  const int64_t slot_bytes = element_bytes * 2 * shape.key_heads * shape.head_dim;
   if (batch.count < 1 || !is_within(batch.kept, batch.count + 1)) return false;
   if (!has_arrays(shape, batch)) return false;
   const int64_t features = shape.has_features ? batch.count * shape.hidden : 0;
   if (batch.num_features != features || (features > 0 && batch.features == nullptr)) return false;
   if (cache.count != shape.layers || cache.slots < 0) return false;
   if (cache.layer_bytes != cache.slots * slot_bytes) return false;
+  if (cache.states != nullptr) {
+    if (shape.hidden % 2 || cache.state_bytes != cache.slots * shape.hidden * element_bytes)
+      return false;
+    // The last layer computes no more rows than are kept.
+    if (cache.states[shape.layers] != nullptr && batch.kept != batch.count) return false;
+  }
   if (!are_parts(batch) || !are_slots(batch.ancestors, batch.num_ancestors, cache)) return false;
   if (!are_slots(batch.slots, batch.count, cache)) return false;
   const int64_t positions = num_positions(model);

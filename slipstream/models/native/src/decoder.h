@@ -46,8 +46,10 @@ class Forward {
     embed(thread);
     for (int at = 0; at < shape_.layers; ++at) {
       const int64_t kept = at + 1 < shape_.layers ? batch_.count : batch_.kept;
+      write_states(thread, at);
       layer(thread, model_.layers[at], static_cast<T*>(cache_.layers[at]), kept);
     }
+    write_states(thread, shape_.layers);
     model_.team->each(thread, batch_.kept, [&](int64_t row) {
       float* state = hidden_ + row * shape_.hidden;
       rms_norm(x(row), model_.norm.data(), shape_.hidden, shape_.norm_epsilon, state);
@@ -216,12 +218,22 @@ class Forward {
     const Block& block = layer.blocks.front();
     norm_and_rope(at < 0 ? block.query_norm : block.key_norm, layer.rotary, row, own);
     if (at < 0) return;
-    store_kv(own, cache, at, batch_.slots[row]);
-    store_kv(own + shape_.key_heads * dim, cache, shape_.key_heads + at, batch_.slots[row]);
+    store_kv(own, cache, at, batch_.slots[row], dim);
+    store_kv(own + shape_.key_heads * dim, cache, shape_.key_heads + at, batch_.slots[row], dim);
   }
 
-  void store_kv(const float* from, T* cache, int head, int64_t slot) {
-    const int dim = shape_.head_dim;
+  // Writes the hidden states that a layer takes in, in two halves, where they are kept.
+  void write_states(int thread, int layer) {
+    if (cache_.states == nullptr || cache_.states[layer] == nullptr) return;
+    T* states = static_cast<T*>(cache_.states[layer]);
+    const int half = shape_.hidden / 2;
+    model_.team->each(thread, batch_.count, [&](int64_t row) {
+      store_kv(x(row), states, 0, batch_.slots[row], half);
+      store_kv(x(row) + half, states, 1, batch_.slots[row], half);
+    });
+  }
+
+  void store_kv(const float* from, T* cache, int head, int64_t slot, int dim) {
     T* dst = cache + (head * cache_.slots + slot) * dim;
     for (int d = 0; d < dim; ++d) {
       if constexpr (std::is_same_v<T, float>) {

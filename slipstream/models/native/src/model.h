@@ -177,10 +177,14 @@ struct Batch {
 };
 
 // The cache: a buffer [2 * key_heads, slots, head_dim] for each of `count` layers, keys before
-// values, of `layer_bytes` each.
+// values, of `layer_bytes` each. `states`, unless it is null, has for each layer a buffer [2, slots,
+// hidden / 2], of `state_bytes`, for the hidden states that the layer takes in, or null; behind
+// them one for what the last layer gives.
 struct Cache {
   void* const* layers;
   int64_t slots, count, layer_bytes;
+  void* const* states = nullptr;
+  int64_t state_bytes = 0;
 };
 
 // The keys of one position's noise.

@@ -106,6 +106,7 @@ LAYOUTS = {
     "layers": KvLayout(2, 1, 16, FLOAT32, "cpu"),
     "type": KvLayout(1, 1, 16, BFLOAT16, "cpu"),
     "elements of a head": KvLayout(1, 1, 8, FLOAT32, "cpu"),
+    "hidden states": LAYOUT.keeping((0,), 16),
 }
 FORWARDS = {
     **{name: lambda name=name: forward(tokens(**BATCHES[name])) for name in BATCHES},
@@ -113,6 +114,9 @@ FORWARDS = {
         f"other {name}": lambda name=name: forward(tokens(), layout=LAYOUTS[name])
         for name in LAYOUTS
     },
+    "outputs of the last layer for a part of the tokens": lambda: forward(
+        tokens(), kept=1, layout=LAYOUT.keeping((1,), 32)
+    ),
     **{
         f"a model without its {name}": lambda name=name: forward(tokens(), filled(name))
         for name in ("rotary", "layer", "head")
