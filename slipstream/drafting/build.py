@@ -245,7 +245,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         weight_bytes=scorer.weight_bytes,
         workspace_bytes=scorer.workspace_bytes(_ROWS),
         max_tokens=target.context_length or MAX_TOKENS,
-        num_target_layers=len(config.target_layers),
+        mirrored=replace(scorer.layout, num_layers=len(config.target_layers)),
     )
     digests = {file.name: weights_digest(file) for file in files}
     return DraftModel(

@@ -6,7 +6,7 @@ from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 
-_LAYOUT = ("num_layers", "num_kv_heads", "head_dim")
+_LAYOUT = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
 def describe(
@@ -46,8 +46,9 @@ def target_expectations(
         tokenizer_hash=about.identity.tokenizer_hash,
         vocab_size=about.identity.vocab_size if is_glide else 0,
     )
+    has_states = reads and max(about.target_layers) >= about.target_layout.num_layers
     layout: list[Expectation] = [
         (name, getattr(about.target_layout, name), getattr(asked.target_layout, name))
-        for name in _LAYOUT
+        for name in (_LAYOUT if has_states else _LAYOUT[:-1])
     ]
     return identity_expectations(ours, asked.target) + (layout if reads else [])

@@ -36,3 +36,8 @@ class EagleConfig:
     norms_each_state: bool = False
     norms_output: bool = False
     max_lag: int = 32
+
+
+def default_layers(num_layers: int) -> tuple[int, int, int]:
+    """Return the target layers whose inputs a head reads by default: low, middle and high."""
+    return 2, num_layers // 2, num_layers - 3

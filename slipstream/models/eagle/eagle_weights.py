@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.dtypes import BFLOAT16, Array
-from slipstream.models.eagle.eagle_config import EagleConfig
+from slipstream.models.eagle.eagle_config import EagleConfig, default_layers
 from slipstream.models.format.architecture import Architecture, parse
 from slipstream.models.format.families import account_fields, require_harmless
 from slipstream.models.format.folder import PICKLED, SHARD_INDEX, WEIGHTS, reading, shown
@@ -283,7 +283,7 @@ def _account_own(raw: Mapping[str, Any], *, is_nested: bool) -> None:
 def _target_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     inputs, outputs = raw.get(_IDS), raw[_EAGLE].get(_IDS)
     layers = inputs or [layer + 1 for layer in outputs or ()]
-    layers = layers or [2, num_layers // 2, num_layers - 3]
+    layers = layers or default_layers(num_layers)
     if not all(type(layer) is int and 0 <= layer <= num_layers for layer in layers):
         raise ModelMismatch(
             f"the head reads the inputs of layers {layers!r:.60}, the target has {num_layers}"

@@ -1,6 +1,7 @@
 """Small models with random weights, and token ids for text: no downloads, milliseconds each."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,8 +60,10 @@ def causal(
     numerics: str = "auto",
     seed: int = 0,
     engine: Engine | None = None,
+    hidden_layers: Sequence[int] = (),
 ) -> CausalModel:
-    return causal_model(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
+    model = hf_model(family, dtype=dtype, seed=seed)
+    return causal_model(model, numerics=numerics, engine=engine, hidden_layers=hidden_layers)
 
 
 class FixedMeter:

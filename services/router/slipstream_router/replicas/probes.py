@@ -199,7 +199,10 @@ def fits(target: DescribedTarget, draft: DescribedDraft) -> bool:
         (_layout(theirs.target_layout) if has_layout else None, _layout(ours.layout)),
         (theirs.identity.vocab_size if is_glide else 0, ours.identity.vocab_size),
     )
-    return all(needed == given for needed, given in pairs if needed)
+    count = ours.layout.num_layers
+    states = {layer - count for layer in theirs.target_layers if layer >= count}
+    is_kept = states <= {*ours.layout.hidden_layers}
+    return is_kept and all(needed == given for needed, given in pairs if needed)
 
 
 def _layout(message: common_pb2.KvLayout) -> tuple[int, int, int]:
