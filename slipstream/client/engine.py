@@ -10,6 +10,7 @@ from slipstream.core.errors import ModelMismatch, check
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
+    EAGLE,
     Drafter,
     DraftModel,
     DraftTarget,
@@ -19,6 +20,8 @@ from slipstream.drafting.build import (
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
+from slipstream.models.eagle.eagle_weights import read_layers
+from slipstream.models.format.resolve import resolve_head
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.glide.target_parts import TargetParts
@@ -26,7 +29,7 @@ from slipstream.models.kv.cache import view_layout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model
 from slipstream.models.memory import AUTO, DraftMemory, check_budget
-from slipstream.models.scorer import WINDOW, KvView, skippable
+from slipstream.models.scorer import EAGLE_WINDOW, WINDOW, KvView, skippable
 from slipstream.models.threads import set_num_threads
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
@@ -92,7 +95,8 @@ class EngineOptions:
 class Engine:
     """One target and any number of drafts for it."""
 
-    def __init__(self, loaded: LoadedModel, options: EngineOptions) -> None:
+    def __init__(self, loaded: LoadedModel, options: EngineOptions, *, draft: str = "") -> None:
+        """The target keeps what a `draft` by name reads of it."""
         self.options = options
         self.model_id = loaded.model_id
         self.tokenizer_hash = loaded.tokenizer_hash
@@ -101,7 +105,9 @@ class Engine:
         with suppress(ModelMismatch):
             self.parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
         limits = TargetLimits(
-            kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
+            kv_memory=options.kv_memory,
+            max_cached_bytes=options.max_cached_bytes,
+            hidden_layers=_states_read(draft, self.parts.num_layers) if self.parts else (),
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.budget = built.model, built.target, built.budget
@@ -111,19 +117,19 @@ class Engine:
         self.store = store
 
     @classmethod
-    def load(cls, target: str, options: EngineOptions) -> "Engine":
-        """Load the target by alias, path or hub id."""
+    def load(cls, target: str, options: EngineOptions, *, draft: str = "") -> "Engine":
+        """Load the target by alias, path or hub id, for a draft by name."""
         if options.threads is not None:
             set_num_threads(options.threads)
         loaded = load_model(target, dtype=options.dtype, device=options.device)
-        return cls(loaded, options)
+        return cls(loaded, options, draft=draft)
 
     def drafter(self, name: str, *, profile: Path | None = None) -> Drafter:
-        """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.
+        """A draft by name: see `build_drafter`.
 
         `profile` is a file that takes the place of the draft's own profile.
         """
-        return build_drafter(name, self._for_draft(), profile=profile)
+        return build_drafter(name, self._for_draft(name), profile=profile)
 
     def info(self, drafter: Drafter) -> ModelInfo:
         """Return the facts of this model with one draft."""
@@ -144,18 +150,25 @@ class Engine:
 
     def draft_model(self, name: str) -> DraftModel:
         """The model behind such a draft, if it is one, without a profile."""
-        return load_draft_model(name, self._for_draft())
+        return load_draft_model(name, self._for_draft(name))
 
-    def _for_draft(self) -> DraftTarget:
+    def _for_draft(self, name: str) -> DraftTarget:
         options = self.options
+        window = EAGLE_WINDOW if name.startswith(EAGLE) else WINDOW
         return DraftTarget(
             self.model_id,
             self.tokenizer_hash,
             self.parts,
-            WindowedKv(self.target) if options.device == CPU else self.target,
+            WindowedKv(self.target, window=window) if options.device == CPU else self.target,
             self.dtype,
             options.device,
             self.facts.context_length,
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),
             self.store,
         )
+
+
+def _states_read(draft: str, num_layers: int) -> tuple[int, ...]:
+    """Return the layers of a target of so many whose hidden states a draft by name reads."""
+    is_head = draft.startswith(EAGLE)
+    return read_layers(resolve_head(draft.removeprefix(EAGLE)), num_layers) if is_head else ()

@@ -21,6 +21,8 @@ NUM_SINKS = 128
 (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks")."""
 WINDOW = 256
 """Newest tokens that are read of a longer text, unless a draft's option differs."""
+EAGLE_WINDOW = 2048
+"""Newest tokens that an EAGLE-3 head reads of a longer text: it has keys of its own alone."""
 NUM_NEWEST = 64
 """Newest tokens of a prompt that a draft computes, behind the first `NUM_SINKS`: of those between
 them it reads the target's keys and values alone."""
@@ -192,6 +194,8 @@ class Scorer(Protocol):
     """Most tokens of a session, a path behind them included; None for the target's limit."""
     layout: "KvLayout"
     """Shape of its own keys and values."""
+    mirrored: "KvLayout | None" = None
+    """Shape of what it reads of the target; None for nothing."""
 
     def pool(self, num_pages: int) -> "KvPool":
         """Memory for the states of an engine's sessions."""

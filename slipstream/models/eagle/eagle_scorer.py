@@ -81,6 +81,8 @@ class EagleScorer(GlideScorer):
         """`layout` is that of the head's own keys and values, `num_layers` the target's."""
         super().__init__(config, vocab, layout, backend)
         self.layers = tuple(num_layers + layer for layer in config.target_layers)
+        half, own = config.target_hidden_size // 2, (layout.dtype, layout.device)
+        self.mirrored = KvLayout(len(self.layers), 1, half, *own)
 
     def num_unread(self, view: KvView, num_prompt_tokens: int) -> int:
         return view.skipped

@@ -5,7 +5,7 @@ and values come from.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,6 +156,7 @@ class GlideScorer(Scorer):
         """`layout` is that of the draft's own keys and values."""
         self.config, self.vocab, self.layout, self.backend = config, vocab, layout, backend
         self.layers = config.target_layers
+        self.mirrored = replace(layout, num_layers=len(self.layers)) if self.layers else None
         self.hidden_size = config.hidden_size
         self.max_lag = config.max_lag or None
         self.context_length = None

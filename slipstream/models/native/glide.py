@@ -201,7 +201,8 @@ class NativeEagle(NativeGlide):
 
     def _normed(self, values: Array, weight: Array) -> Array:
         squares = np.square(values).mean(-1, keepdims=True) + self._weights.config.rms_norm_eps
-        return values / np.sqrt(squares) * as_float32(weight)
+        found: Array = values / np.sqrt(squares) * as_float32(weight)
+        return found
 
 
 def _fusion(weights: EagleWeights) -> NativeModel:
