@@ -210,8 +210,8 @@ def _config(folder: Path, names: Mapping[str, str], num_layers: int) -> EagleCon
         raise WeightsError(f"config.json has sizes of {sizes!r:.60}, which can't be some")
     if sizes[0] > layer.vocab_size:
         raise WeightsError(f"draft_vocab_size {sizes[0]} exceeds the {layer.vocab_size} tokens")
-    if odd := [name for name, value in flags.items() if type(value) is not bool]:
-        raise WeightsError(f"config.json has {odd[0]} of {flags[odd[0]]!r:.40}")
+    if odd := [name for name in _FLAGS if type(raw.get(name, False)) is not bool]:
+        raise WeightsError(f"config.json has {odd[0]} of {raw[odd[0]]!r:.40}")
     return EagleConfig(
         vocab_size=layer.vocab_size,
         head_size=sizes[0],

@@ -26,7 +26,7 @@ from support.services.tiny_services import Models, draft_place, target_here, tar
 
 PROMPT = tuple(tiny.tokens(7) * 3)
 SESSION = Session("s", len(PROMPT), 40)
-MODELS = ["glide", "vanilla"]
+MODELS = ["glide", "eagle3", "vanilla"]
 LEVELLED = [Shape.DYNAMIC, Shape.PRODUCT]
 
 
@@ -60,7 +60,9 @@ async def made(kind, place, models, tokens=PROMPT):
         return
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
         target = await targets.prefilled(SESSION, tokens)
-        draft = Redialled(drafts, lambda: target.feed(targets.address), reads=kind == "glide")
+        draft = Redialled(
+            drafts, lambda: target.feed(targets.address), reads=kind in ("glide", "eagle3")
+        )
         yield draft
         await draft.release("s")
         await target.release("s")

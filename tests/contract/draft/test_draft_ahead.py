@@ -36,7 +36,7 @@ def gone_on(draft, sequence, num_nodes):
 
 
 @BOTH
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("kind", ["glide", "eagle3", "vanilla"])
 @pytest.mark.parametrize("shape", list(SHAPES))
 async def test_a_tree_that_goes_on_begins_with_what_was_proposed(models, kind, shape, sampling):
     draft = models.drafter(kind, target_here(models, PROMPT)).draft
@@ -78,7 +78,7 @@ async def everything(draft):
 
 
 @BOTH
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("kind", ["glide", "eagle3", "vanilla"])
 async def test_tokens_are_plain_decodings_and_some_rounds_wait_for_no_draft(models, kind, sampling):
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
 

@@ -18,7 +18,8 @@ from slipstream.models.format.rope import Rotary, rotary_tables
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.load import eagle_scorer, target_parts
 from slipstream.models.scorer import KvView, read
-from slipstream.models.torch.arrays import as_array
+from slipstream.models.torch.arrays import as_array, numpy_dtype
+from support.models import tiny
 
 LAYERS = (1, 2, 3)
 
@@ -53,6 +54,13 @@ def scorer(target: Any, model: EagleModel, *, native: bool = True) -> EagleScore
     return eagle_scorer(weights(model), target_parts(target), dtype=FLOAT32, native=native)
 
 
+def head(*, dtype: torch.dtype = torch.float32, max_lag: int = 32) -> EagleScorer:
+    """An untrained head of `tiny.hf_model()`, whose states it reads up to the last layer's."""
+    target = tiny.hf_model(dtype=dtype)
+    made = weights(model(config(target, max_lag=max_lag)))
+    return eagle_scorer(made, target_parts(target), dtype=numpy_dtype(dtype))
+
+
 def save(folder: Path, model: EagleModel, *, layer: str = "midlayer.", **fields: Any) -> Path:
     """Write a head as its publishers do; fields of None are left out of the config."""
     own, made = weights(model), model.config
@@ -85,7 +93,8 @@ def fields_of(made: EagleConfig) -> dict[str, Any]:
 @torch.no_grad()
 def states(target: Any, tokens: list[int]) -> list[Tensor]:
     """What each layer of the target takes in, [T, d]."""
-    found = target.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    ids = torch.tensor([tokens], device=target.device)
+    found = target.model(ids, output_hidden_states=True).hidden_states
     return [state[0] for state in found]
 
 
