@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import ModelMismatch, check
+from slipstream.core.policy.options import EAGLE
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
-    EAGLE,
     Drafter,
     DraftModel,
     DraftTarget,
@@ -29,7 +29,7 @@ from slipstream.models.kv.cache import view_layout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model
 from slipstream.models.memory import AUTO, DraftMemory, check_budget
-from slipstream.models.scorer import EAGLE_WINDOW, WINDOW, KvView, skippable
+from slipstream.models.scorer import WINDOW, KvView, skippable, usual_window
 from slipstream.models.threads import set_num_threads
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
@@ -154,7 +154,7 @@ class Engine:
 
     def _for_draft(self, name: str) -> DraftTarget:
         options = self.options
-        window = EAGLE_WINDOW if name.startswith(EAGLE) else WINDOW
+        window = usual_window(name)
         return DraftTarget(
             self.model_id,
             self.tokenizer_hash,

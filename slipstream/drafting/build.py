@@ -7,6 +7,7 @@ from pathlib import Path
 from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.options import EAGLE, VANILLA
 from slipstream.core.policy.profile import NGRAM, DraftFacts, Profile
 from slipstream.core.ports import Draft
 from slipstream.core.request.request import NO_DRAFTER
@@ -33,7 +34,6 @@ from slipstream.models.memory import DraftMemory, MemoryPlan
 from slipstream.models.scorer import Scorer
 from slipstream.ngrams.store_file import NgramStores
 
-VANILLA, EAGLE = "vanilla:", "eagle3:"
 _ROWS = 256
 """Tokens of the pass whose workspace is accounted."""
 # For drafts without a calibration: an entropy bound and the paper's leaves need no measurement.

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.policy.options import EAGLE
 from slipstream.core.policy.stop import Calibration, Stop
 from slipstream.core.sequence import common_prefix
 from slipstream.core.types import SamplingParams
@@ -26,6 +27,11 @@ EAGLE_WINDOW = 2048
 NUM_NEWEST = 64
 """Newest tokens of a prompt that a draft computes, behind the first `NUM_SINKS`: of those between
 them it reads the target's keys and values alone."""
+
+
+def usual_window(draft: str) -> int:
+    """Return how many of the newest tokens a draft by name reads of a longer text."""
+    return EAGLE_WINDOW if draft.startswith(EAGLE) else WINDOW
 
 
 def read(tokens: Sequence[int], skipped: int) -> Sequence[int]:

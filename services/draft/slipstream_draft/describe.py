@@ -1,5 +1,6 @@
 """A draft's description on the wire, and what it requires of a target."""
 
+from slipstream.core.policy.options import READING
 from slipstream.drafting.build import Drafter
 from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.rpc.conversion.convert_common import message_of
@@ -39,12 +40,12 @@ def target_expectations(
     about: draft_pb2.DescribeDraftResponse, asked: draft_pb2.OpenDraft
 ) -> list[Expectation]:
     """Return the requirements of the caller's target: for a plain draft, the same tokenizer."""
-    reads, is_glide = bool(about.target_layers), about.kind == "glide"
+    reads = bool(about.target_layers)
     ours = common_pb2.ModelIdentity(
         protocol_version=PROTOCOL_VERSION,
         model_id=about.target_model_id,
         tokenizer_hash=about.identity.tokenizer_hash,
-        vocab_size=about.identity.vocab_size if is_glide else 0,
+        vocab_size=about.identity.vocab_size if about.kind in READING else 0,
     )
     has_states = reads and max(about.target_layers) >= about.target_layout.num_layers
     layout: list[Expectation] = [

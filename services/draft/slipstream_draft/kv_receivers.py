@@ -208,5 +208,5 @@ class KvCatchUp:
         if not (feed.session_id and feed.incarnation):
             raise InvalidRequest("the plan's feed lacks the session or the process to read from")
         source = value_from_pb(KvAddress, feed)
-        skipped = skippable(len(sequence), self._config.window)
+        skipped = skippable(len(sequence), self._config.num_newest)
         return self._receivers.follow(sequence, source, form, num_same=num_same, skipped=skipped)

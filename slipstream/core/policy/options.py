@@ -135,7 +135,12 @@ class Capability:
     """Permission to copy text beside the proposals, and to draft while they are verified."""
 
 
-_MODELS = frozenset({"glide", "eagle3", "vanilla"})
+VANILLA, EAGLE = "vanilla:", "eagle3:"
+"""Beginnings of the names of drafts that are models, or heads, by themselves."""
+READING = ("glide", "eagle3")
+"""Drafters that are made for one target, which they may read."""
+_KINDS = (*READING, "vanilla")
+_MODELS = frozenset(_KINDS)
 _DRAFTERS = _MODELS | {"ngram"}
 _STOPS = frozenset(StopPolicy)
 _DRAWN_SHAPES = frozenset({Shape.CHAIN, Shape.PRODUCT, Shape.CAPE})
@@ -167,7 +172,7 @@ VERIFICATIONS: dict[Verification, Capability] = {
 DRAFTERS: dict[str, Capability] = {
     **{
         name: Capability(name, frozenset(Shape), _STOPS, frozenset({name}), extras=True)
-        for name in ("glide", "eagle3", "vanilla")
+        for name in _KINDS
     },
     "ngram": Capability(
         "ngram",
