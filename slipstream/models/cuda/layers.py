@@ -4,6 +4,7 @@ What is between two products is one operator, in float32 and rounded once: a CPU
 in `kernels.py`. A layer gives what it adds to the residual stream apart, and the next norm adds it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -152,6 +153,8 @@ class FusedNorm(nn.Module):
     def __init__(self, norm: Any) -> None:
         super().__init__()
         self.weight, self.eps = norm.weight, norm.variance_epsilon
+        self.keep: Callable[[Tensor], None] | None = None
+        """Takes each sum, where it is kept."""
 
     def forward(self, stream: Tensor | Stream) -> Tensor:
         """Return the norm [1, R, d] of a stream."""
@@ -162,6 +165,8 @@ class FusedNorm(nn.Module):
         what comes to it."""
         x, more = (stream[0], stream[0][:0]) if isinstance(stream, Tensor) else stream
         found: Stream = add_norm(x, more, self.weight, self.eps)
+        if self.keep is not None:
+            self.keep(found[0])
         return found
 
 
