@@ -15,13 +15,16 @@ from slipstream.models.glide.glide_torch import (
     Attended,
     DraftTokens,
     TorchDraft,
+    TorchGlide,
     TorchLayer,
     added,
 )
+from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import as_tensor
+from slipstream.models.torch.choice import load_kernels
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -78,6 +81,16 @@ class TorchEagle(TorchDraft):
         stream = layer(x, inputs, pool.layer(0), tokens, passes[-1])
         given, hidden = added(self._norm, stream)
         return (hidden if config.norms_output else given), hidden
+
+
+def torch_draft(
+    weights: GlideWeights | EagleWeights, target: TargetParts, layout: KvLayout, *, is_scaled: bool
+) -> TorchDraft:
+    """Return a draft as torch computes it. Raises what `load_kernels` raises."""
+    load_kernels(layout.device)
+    if isinstance(weights, EagleWeights):
+        return TorchEagle(weights, target, layout, is_scaled=is_scaled)
+    return TorchGlide(weights, target, layout, is_scaled=is_scaled)
 
 
 def _modules(weights: EagleWeights) -> EagleModel:

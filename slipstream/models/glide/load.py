@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.errors import InvalidRequest
 from slipstream.files import path_of
 from slipstream.models.dtypes import AUTO, CPU
 from slipstream.models.eagle.eagle_scorer import EagleScorer
@@ -89,13 +89,7 @@ def glide_scorer(
     config = weights.config
     sizes = config.num_layers, config.num_kv_heads, config.head_dim
     layout = KvLayout(*sizes, dtype or target.dtype, target.device)
-    backend = _native(weights, target, layout) if native else None
-    if backend is None:
-        from slipstream.models.glide.glide_torch import TorchGlide
-        from slipstream.models.torch.choice import load_kernels
-
-        load_kernels(layout.device)
-        backend = TorchGlide(weights, target, layout, is_scaled=is_scaled)
+    backend = _backend(weights, target, layout, native=native, is_scaled=is_scaled)
     return GlideScorer(config, weights.vocab, layout, backend)
 
 
@@ -114,9 +108,7 @@ def eagle_scorer(
     config = weights.config
     check_eagle_target(config, target)
     layout = KvLayout(1, config.num_kv_heads, config.head_dim, dtype or target.dtype, target.device)
-    backend = _native(weights, target, layout) if native else None
-    if backend is None:
-        raise ModelMismatch("torch does not compute EAGLE-3 heads yet")
+    backend = _backend(weights, target, layout, native=native, is_scaled=is_scaled)
     return EagleScorer(config, weights.vocab, layout, backend, target.num_layers)
 
 
@@ -169,6 +161,23 @@ def _torch_parts() -> ModuleType:
     from slipstream.models.glide import torch_parts
 
     return torch_parts
+
+
+def _backend(
+    weights: GlideWeights | EagleWeights,
+    target: TargetParts,
+    layout: KvLayout,
+    *,
+    native: bool,
+    is_scaled: bool,
+) -> Any:
+    """Return what computes a draft: native code where it may and can, else torch."""
+    backend = _native(weights, target, layout) if native else None
+    if backend is None:
+        from slipstream.models.eagle.eagle_torch import torch_draft
+
+        backend = torch_draft(weights, target, layout, is_scaled=is_scaled)
+    return backend
 
 
 def _native(

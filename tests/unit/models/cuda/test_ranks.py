@@ -118,7 +118,8 @@ def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
             parts = [Part(cache, tiny.tokens(2, seed=at), tree) for at, cache in enumerate(caches)]
             found.append(model.draw(parts, draws))
             slots = list(chain(*found[-1].places))
-            states.append([pool.layer(3 + at)[:, slots].cpu() for at in STATES])
+            views = [caches[0].view([3 + at]).layers[3 + at] for at in STATES]
+            states.append([own[:, slots].cpu() for own in views])
             for cache in caches:
                 cache.close()
         assert found[0].tokens == found[1].tokens

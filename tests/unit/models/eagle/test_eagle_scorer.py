@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.scorer import NUM_SINKS, Grow, Sync
 from support.models import tiny_eagle, tiny_glide
 from support.models.tiny import tokens as random_tokens
@@ -17,6 +18,11 @@ FORMS = {
     "norms of each state and of outputs": {"norms_each_state": True, "norms_output": True},
     "all tokens": {"head_size": tiny_glide.VOCAB},
 }
+
+
+@pytest.fixture(autouse=True, params=["", "off"], ids=["native", "torch"])
+def _engine(request, monkeypatch):
+    monkeypatch.setenv(NATIVE_VARIABLE, request.param)
 
 
 def case(name="llama"):
