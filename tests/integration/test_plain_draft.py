@@ -1,4 +1,4 @@
-"""A plain draft of other sizes than its target's, or one that fails, costs speed and no token."""
+"""A plain draft of other sizes than its target's, a head, or one that fails costs no token."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.types import Shape
 from slipstream.drafting.build import Drafter
-from support.models import tiny_checkpoint
+from support.models import tiny_checkpoint, tiny_eagle
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, lookup=False)
 OFF = SpeculationOptions(mode=Mode.OFF)
@@ -65,6 +65,20 @@ def test_a_draft_of_another_size_drafts_what_it_can(folders, temperature, verifi
         # Up to 40 of 83 tokens are drafted behind, and the last round of all is plain.
         assert 40 <= stats.fallbacks.pop("context") <= 43
     assert stats.fallbacks == {}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_head_by_name_drafts_behind_a_target_that_keeps_what_it_reads(tmp_path, temperature):
+    target = str(tiny_checkpoint.save_checkpoint(tmp_path / "target"))
+    head = tiny_eagle.save_for(tiny_checkpoint.tiny_llama(), tmp_path / "head")
+    with Client.embedded(target, f"eagle3:{head}", dtype="float32") as client:
+        asked = {"max_tokens": 80, "sampling": SamplingParams(temperature=temperature, seed=2)}
+        result, plain = (
+            client.generate([5, 80, 6], **asked, speculation=how) for how in (FORCED, OFF)
+        )
+    assert result.token_ids == plain.token_ids
+    assert result.stats.speculation.num_draft_tokens > 0
+    assert result.stats.speculation.fallbacks == {}
 
 
 class Failing:

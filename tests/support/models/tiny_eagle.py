@@ -76,6 +76,11 @@ def save(folder: Path, model: EagleModel, *, layer: str = "midlayer.", **fields:
     return folder
 
 
+def save_for(target: Any, folder: Path) -> Path:
+    """Save a head that reads the first three states of a target."""
+    return save(folder, model(config(target, target_layers=(0, 1, 2))))
+
+
 def fields_of(made: EagleConfig) -> dict[str, Any]:
     """Return the fields that EAGLE itself has in its config.json."""
     return {
