@@ -171,12 +171,12 @@ def test_all_kernels_give_the_bits_of_a_head_in_8_bits_which_changes_its_scores_
     for value in model.parameters():
         value.data *= 0.2 if value.ndim > 1 else 1.0
     expected = tiny_eagle.reference(target, model, TOKENS, 5).numpy()
-    for kernels, threads in teams():
-        monkeypatch.setenv(NATIVE_VARIABLE, kernels)
-        set_num_threads(threads)
+    for key in teams():
+        monkeypatch.setenv(NATIVE_VARIABLE, key[0])
+        set_num_threads(key[1])
         scorer = tiny_eagle.scorer(target, model)
         seen.append(chain_scores(scorer, tiny_eagle.view(target, TOKENS, 5)))
-        assert np.array_equal(seen[0], seen[-1]), (kernels, threads)
+        assert np.array_equal(seen[0], seen[-1]), key
     assert scorer.weight_bytes < 1.5 * sum(value.numel() for value in model.parameters())
     assert np.linalg.norm(seen[0] - expected) < 0.03 * np.linalg.norm(expected)
 
