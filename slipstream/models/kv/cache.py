@@ -167,7 +167,7 @@ class KvCache:
         """The final positions of some layers, without a copy on a device, and elsewhere where the
         pages are neighbours."""
         pool = self.pool
-        is_whole = pool.peers is None or min(layers) >= pool.layout.num_layers
+        is_whole = pool.peers is None or min(layers, default=0) >= pool.layout.num_layers
         if is_whole and pool.layout.device != CPU:
             buffers = {layer: pool.layer(layer) for layer in layers}
             return KvView(self.count, buffers, pages=tuple(self.pages))

@@ -7,10 +7,11 @@ import pytest
 import torch
 from grpc import StatusCode
 
+from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Session
+from slipstream.core.types import Proposal, Session
 from slipstream.drafting.build import Drafter
 from slipstream.models.dtypes import CPU
 from slipstream.options import build
@@ -109,6 +110,24 @@ async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, stre
     for _ in frames:
         await mirror.read()
     assert mirror.frames == [(0, 4), (16, 9), *frames]
+
+
+async def test_a_cached_prefix_and_a_windowed_copy_are_what_is_computed_anew(model, layers):
+    tokens = tiny.tokens(400)
+    engines = tiny.local_target(model), tiny.local_target(model)
+    await engines[0].verify(TokenSequence(Session("a", 300, 5), tokens[:300]), Proposal())
+    await engines[0].release("a")
+    asked = TokenSequence(Session("b", 400, 5), tokens), Proposal()
+    verdicts = [await engine.verify(*asked) for engine in engines]
+    assert [verdict.num_cached for verdict in verdicts] == [300, 0]
+    shared, anew = (engine.view("b", layers) for engine in engines)
+    window = WindowedKv(engines[0], window=64).view("b", layers)
+    read = [*range(128), *range(128 + window.skipped, 400)]
+    assert window.skipped > 0
+    for layer in layers:
+        expected = anew.layers[layer][:, :400]
+        assert np.array_equal(shared.layers[layer][:, :400], expected)
+        assert np.array_equal(window.layers[layer][:, : len(read)], expected[:, read])
 
 
 @pytest.mark.parametrize(("encoding", "error"), [("raw", 0), ("int8", 1 / 120)])

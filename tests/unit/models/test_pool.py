@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
+from slipstream.core.errors import CapacityError, InvalidRequest, ModelError, NoRoom
 from slipstream.core.tree import TokenTree
 from slipstream.models import memory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
@@ -17,11 +17,33 @@ from slipstream.models.kv.batch import Part
 from slipstream.models.kv.pool import BLOCK_SIZE, HOST, KvLayout, KvPool, PageList
 from slipstream.models.memory import budget_bytes, check_budget, free_bytes, num_pages
 from slipstream.models.torch.arrays import TorchBuffers, as_array
+from slipstream.options import build
 from slipstream.verifying.build import TargetLimits, plan_memory
+from slipstream_target.config import TargetConfig
 from support.models import tiny
 
 LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU).keeping((0, 2), 6)
 KINDS = (HOST, TorchBuffers(CPU))
+
+
+NAMED = {"none": (), "auto": (2, 15, 27), "0,30": (0, 30), "7": (7,)}
+NOT_NAMED = ["", "some", "1,,2", "-1", "1, 2", "99999999"]
+NOT_KEPT = [((31,), "hidden_layers is 31, but must be layers from 0 to 30"), ((1, 1), "each once")]
+
+
+def test_layers_whose_states_are_kept_are_those_of_the_model_each_once():
+    layout = replace(LAYOUT, num_layers=30)
+    for text, layers in NAMED.items():
+        limits = build(TargetConfig, hidden_layers=text).target_limits(30)
+        assert layout.keeping(limits.hidden_layers, 8).hidden_layers == layers
+    for text in NOT_NAMED:
+        with pytest.raises(InvalidRequest, match=r"hidden_layers is .* none, auto or numbers"):
+            build(TargetConfig, hidden_layers=text)
+    for layers, sentence in NOT_KEPT:
+        with pytest.raises(InvalidRequest, match=sentence):
+            layout.keeping(layers, 8)
+    with pytest.raises(ModelError, match="of 7 elements can't be kept in halves"):
+        layout.keeping((1,), 7)
 
 
 @given(st.lists(st.integers(min_value=1, max_value=6), max_size=60), st.randoms())
@@ -90,7 +112,7 @@ def scattered(model, capacity, *, seed=0):
 @pytest.mark.parametrize("engine", [None, "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_pages_lie_makes_no_difference_to_a_bit(dtype, engine):
-    model = tiny.causal(dtype=dtype, engine=engine)
+    model = tiny.causal(dtype=dtype, engine=engine, hidden_layers=(0, 3))
     tokens = tiny.tokens(300)
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
     states = []
@@ -99,23 +121,24 @@ def test_where_pages_lie_makes_no_difference_to_a_bit(dtype, engine):
         hidden, (slots,) = model.forward([Part(cache, tokens[290:], tree)])
         cache.keep([*slots[:10], slots[11], slots[13]])
         after, _ = model.forward([Part(cache, [9])])
-        states.append((hidden, after, cache.gather(1, 0, 302)))
+        states.append((hidden, after, *(cache.gather(at, 0, 302) for at in (1, 3, 6))))
     for ours, theirs in zip(*states, strict=True):
         assert np.array_equal(as_array(ours), as_array(theirs))
 
 
 def test_who_writes_to_a_shared_page_gets_a_copy():
-    model = tiny.causal()
+    model = tiny.causal(hidden_layers=(3,))
     pool = model.pool(6)
     one = model.open_in(pool)
     model.prefill(one, tiny.tokens(200))
-    before = one.gather(0, 0, 200).copy()
+    before = {at: one.gather(at, 0, 200).copy() for at in (0, 6)}
     two = type(one)(pool, limit=512, pages=one.pages, count=150)
     model.prefill(two, tiny.tokens(30, seed=5))
     assert two.pages[0] == one.pages[0]
     assert two.pages[1] != one.pages[1]
-    assert np.array_equal(one.gather(0, 0, 200), before)
-    assert np.array_equal(two.gather(0, 0, 150), before[:, :150])
+    for at, values in before.items():
+        assert np.array_equal(one.gather(at, 0, 200), values)
+        assert np.array_equal(two.gather(at, 0, 150), values[:, :150])
     one.close()
     two.close()
     assert pool.num_free == 6
