@@ -52,7 +52,7 @@ class StackFlags(DraftFlags):
         file, engine = self.flags("config"), self.flags("config", "dtype", "device", "threads")
         target = (*engine, "--model", self.model, *self.flags("numerics"))
         if self.draft and self.draft.startswith(EAGLE):  # such heads read hidden states
-            target += ("--hidden-layers", "auto")
+            target += ("--hidden-layers", self.draft)
         roles = {"target": target, "router": file}
         takes_turns = self.threads is None and self.device in (None, "cpu")
         if self.draft not in NO_PROCESS:

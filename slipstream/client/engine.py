@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import ModelMismatch, check
-from slipstream.core.policy.options import EAGLE
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
@@ -20,8 +19,7 @@ from slipstream.drafting.build import (
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
-from slipstream.models.eagle.eagle_weights import read_layers
-from slipstream.models.format.resolve import resolve_head
+from slipstream.models.eagle.eagle_weights import head_layers
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.glide.target_parts import TargetParts
@@ -107,7 +105,7 @@ class Engine:
         limits = TargetLimits(
             kv_memory=options.kv_memory,
             max_cached_bytes=options.max_cached_bytes,
-            hidden_layers=_states_read(draft, self.parts.num_layers) if self.parts else (),
+            hidden_layers=head_layers(draft, self.parts.num_layers) if self.parts else (),
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.budget = built.model, built.target, built.budget
@@ -166,9 +164,3 @@ class Engine:
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),
             self.store,
         )
-
-
-def _states_read(draft: str, num_layers: int) -> tuple[int, ...]:
-    """Return the layers of a target of so many whose hidden states a draft by name reads."""
-    is_head = draft.startswith(EAGLE)
-    return read_layers(resolve_head(draft.removeprefix(EAGLE)), num_layers) if is_head else ()

@@ -71,8 +71,8 @@ class KvView:
     """The target's keys and values as a draft may read them: positions 0..count-1, no further.
 
     `layers` maps a target layer to a buffer [2 * kv_heads, slots, head_dim], keys before values,
-    keys after rotary embedding, or a hidden state, by its number in `KvLayout`, to one of its
-    halves. Positions lie on `pages` of it, or in order where they are None.
+    keys after rotary embedding, and a hidden state's number to one [2, slots, hidden / 2], see
+    `KvLayout`. Positions lie on `pages` of it, or in order where they are None.
     Behind the first `NUM_SINKS` positions `skipped` ones are left out.
     """
 

@@ -4,10 +4,12 @@ import re
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest, check
+from slipstream.core.policy.options import EAGLE
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import FP8
 from slipstream.models.eagle.eagle_config import default_layers
+from slipstream.models.eagle.eagle_weights import head_layers
 from slipstream.models.memory import ComputeOptions
 from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
@@ -25,6 +27,7 @@ from slipstream.text.tool_prompt import AUTO_FORMAT, TOOL_FORMATS
 from slipstream.verifying.build import MAX_ROWS, TargetLimits
 
 NO_LAYERS, AUTO_LAYERS = "none", "auto"
+_LAYERS = re.compile(r"none|auto|eagle3:.+|\d{1,5}(,\d{1,5})*")
 _LEAST_ROWS = MAX_NODES + 1
 """Batched tokens of a step: the largest proposal, and the token above it."""
 
@@ -62,8 +65,8 @@ class TargetConfig:
     )
     hidden_layers: str = option(
         NO_LAYERS,
-        "Layers whose inputs are kept for EAGLE-3 drafts: none; numbers from 0, such as 2,15,27;"
-        " auto: layer 2, the middle one and the third last.",
+        "Layers whose inputs are kept for EAGLE-3 drafts: none; those of a head, eagle3:HEAD;"
+        " numbers from 0, such as 2,15,27; auto: layer 2, the middle one and the third last.",
     )
     sessions: SessionOptions = group(
         SessionOptions,
@@ -92,7 +95,9 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_numerics(self.numerics)
-        layers_of(self.hidden_layers, 0)
+        is_known = bool(_LAYERS.fullmatch(self.hidden_layers))
+        forms = "none, auto, eagle3:HEAD or numbers such as 2,15,27"
+        check(is_known, "hidden_layers", self.hidden_layers, forms)
         if self.compute.dtype == FP8 and self.tensor_parallel > 1:
             raise InvalidRequest(
                 f"tensor_parallel is {self.tensor_parallel}, but the dtype is fp8, which one GPU"
@@ -132,9 +137,9 @@ class TargetConfig:
 
 
 def layers_of(text: str, num_layers: int) -> tuple[int, ...]:
-    """Return the layers that an option names, of a model of so many. Raises `InvalidRequest`."""
+    """Return the layers that the option names, of a model of so many. Raises as `head_layers`."""
     if text == AUTO_LAYERS:
         return default_layers(num_layers)
-    is_known = text == NO_LAYERS or re.fullmatch(r"\d{1,5}(,\d{1,5})*", text)
-    check(bool(is_known), "hidden_layers", text, "none, auto or numbers such as 2,15,27")
-    return () if text == NO_LAYERS else tuple(map(int, text.split(",")))
+    if text == NO_LAYERS or text.startswith(EAGLE):
+        return head_layers(text, num_layers)
+    return tuple(map(int, text.split(",")))

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.errors import ModelMismatch, WeightsError
+from slipstream.core.policy.options import EAGLE
 from slipstream.models.dtypes import BFLOAT16, Array
 from slipstream.models.eagle.eagle_config import EagleConfig, default_layers
 from slipstream.models.format.architecture import Architecture, parse
 from slipstream.models.format.families import account_fields, require_harmless
 from slipstream.models.format.folder import PICKLED, SHARD_INDEX, WEIGHTS, reading, shown
+from slipstream.models.format.resolve import resolve_head
 from slipstream.models.format.safetensors_file import Safetensors
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.native.library import NotNative
@@ -97,6 +99,12 @@ def read_layers(folder: Path, num_layers: int) -> tuple[int, ...]:
     """Return the layers of a target of `num_layers` whose inputs the head in a directory reads."""
     with reading(folder):
         return _target_layers(_raw(folder), num_layers)
+
+
+def head_layers(draft: str, num_layers: int) -> tuple[int, ...]:
+    """Return what `read_layers` does for the head that a draft names; none for another draft."""
+    is_head = draft.startswith(EAGLE)
+    return read_layers(resolve_head(draft.removeprefix(EAGLE)), num_layers) if is_head else ()
 
 
 def check_eagle_target(config: EagleConfig, parts: TargetParts) -> None:

@@ -31,13 +31,14 @@ NOT_NAMED = ["", "some", "1,,2", "-1", "1, 2", "99999999"]
 NOT_KEPT = [((31,), "hidden_layers is 31, but must be layers from 0 to 30"), ((1, 1), "each once")]
 
 
-def test_layers_whose_states_are_kept_are_those_of_the_model_each_once():
+def test_layers_whose_states_are_kept_are_those_of_the_model_each_once(tmp_path):
     layout = replace(LAYOUT, num_layers=30)
-    for text, layers in NAMED.items():
+    (tmp_path / "config.json").write_text('{"eagle_aux_hidden_state_layer_ids": [1, 4, 30]}')
+    for text, layers in {**NAMED, f"eagle3:{tmp_path}": (1, 4, 30)}.items():
         limits = build(TargetConfig, hidden_layers=text).target_limits(30)
         assert layout.keeping(limits.hidden_layers, 8).hidden_layers == layers
     for text in NOT_NAMED:
-        with pytest.raises(InvalidRequest, match=r"hidden_layers is .* none, auto or numbers"):
+        with pytest.raises(InvalidRequest, match=r"hidden_layers is .* none, auto, eagle3:HEAD or"):
             build(TargetConfig, hidden_layers=text)
     for layers, sentence in NOT_KEPT:
         with pytest.raises(InvalidRequest, match=sentence):
