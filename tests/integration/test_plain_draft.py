@@ -21,6 +21,7 @@ from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.types import Shape
 from slipstream.drafting.build import Drafter
 from support.models import tiny_checkpoint, tiny_eagle
+from support.services.processes import up
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, lookup=False)
 OFF = SpeculationOptions(mode=Mode.OFF)
@@ -79,6 +80,18 @@ def test_a_head_by_name_drafts_behind_a_target_that_keeps_what_it_reads(tmp_path
     assert result.token_ids == plain.token_ids
     assert result.stats.speculation.num_draft_tokens > 0
     assert result.stats.speculation.fallbacks == {}
+
+
+def test_services_that_up_starts_draft_with_a_head_and_its_own_layers(tmp_path):
+    target = tiny_checkpoint.save_checkpoint(tmp_path / "target")
+    head = tiny_eagle.save_for(tiny_checkpoint.tiny_llama(), tmp_path / "head")
+    with up(target, f"eagle3:{head}") as process, Client(process.ready()) as client:
+        asked = {"max_tokens": 40, "sampling": SamplingParams(temperature=0.0)}
+        result, plain = (
+            client.generate([5, 80, 6], **asked, speculation=how) for how in (FORCED, OFF)
+        )
+    assert result.token_ids == plain.token_ids
+    assert result.stats.speculation.num_draft_tokens > 0
 
 
 class Failing:
