@@ -20,7 +20,7 @@ from slipstream.client.embedded import AsyncEmbedded, Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
-from slipstream.drafting.build import Drafter, DraftModel, glide_folder
+from slipstream.drafting.build import Drafter, DraftModel
 from slipstream.engine.thread import EngineThread
 from slipstream.models.cuda.graphs import num_captures
 from slipstream.models.cuda.layers import scale_linears
@@ -29,6 +29,7 @@ from slipstream.models.format.digests import weights_digests
 from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.load import glide_folder
 from slipstream.models.loaded import made_of, parse_device
 from slipstream.models.native.checkpoint import CONFIG
 from slipstream.models.threads import set_num_threads
@@ -85,7 +86,7 @@ class MethodEngines:
     @cached_property
     def engine(self) -> Engine:
         """The target, loaded when it is first needed."""
-        return Engine.load(self._target, self._options)
+        return Engine.load(self._target, self._options, draft=self._draft)
 
     def draft_model(self) -> DraftModel:
         """Return the draft for the target, without a profile."""

@@ -41,9 +41,9 @@ from slipstream.cli.report import show
 from slipstream.client import Client
 from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
-from slipstream.drafting.build import shipped_folder
 from slipstream.exit_codes import FAILED
 from slipstream.files import read_token
+from slipstream.models.glide.load import shipped_folder
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 

@@ -21,6 +21,7 @@ from slipstream.cli.progress import bars
 from slipstream.cli.up import StackFlags
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.options import EAGLE
 from slipstream.core.types import SamplingParams
 from slipstream.files import write_json
 from slipstream.models.dtypes import AUTO, FP8, Q8, choose_dtype
@@ -40,15 +41,16 @@ class ModelFlags(DraftFlags):
     """Models, and where they run."""
 
     target: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
-    draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
+    draft: str = option("glide", "Draft of glide and best: glide, eagle3:HEAD or GliDe weights.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")
 
     def check(self) -> None:
-        """Raise `InvalidRequest` for a draft that is no GliDe draft."""
-        if self.draft != "glide" and not Path(self.draft).expanduser().is_dir():
+        """Raise `InvalidRequest` for a draft that reads no target."""
+        is_named = self.draft == "glide" or self.draft.startswith(EAGLE)
+        if not is_named and not Path(self.draft).expanduser().is_dir():
             raise InvalidRequest(
-                f"the draft is {self.draft!r}, but must be glide or a directory of GliDe weights;"
-                " other drafts are methods"
+                f"the draft is {self.draft!r}, but must be glide, eagle3:HEAD or a directory of"
+                " GliDe weights; other drafts are methods"
             )
 
     def engines(self, sampling: SamplingParams, *others: str) -> MethodEngines:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
 from slipstream.cli.progress import Bars, bars
 from slipstream.config import set_default_variables
+from slipstream.core.policy.options import EAGLE, VANILLA
 
 if TYPE_CHECKING:
     from slipstream.client import AsyncClient, Client
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     _AnyClient = TypeVar("_AnyClient", AsyncClient, Client)
 
 _ENGINES = "slipstream.client.embedded"
-VANILLA = "vanilla:"
-"""Beginning of the names of drafts that are models by themselves."""
 # A thread that waits for the others of a product soon sleeps. Where two of them meet on one core,
 # one that spins keeps the core from the one that it waits for: with OpenMP's own 300,000 rounds a
 # start took 17 to 35 s instead of 6 s. OpenMP reads this once, when torch loads.
@@ -71,12 +70,14 @@ def _fetched(flags: EngineFlags) -> Iterator[dict[str, Any]]:
 
 
 def fetch(target: str, draft: str, progress: Bars) -> None:
-    """Fetch a target, and a draft that is a model by itself, unless they are on this machine."""
-    from slipstream.models.format.resolve import resolve
+    """Fetch a target, and a draft that is a model or a head, unless they are on this machine."""
+    from slipstream.models.format.resolve import resolve, resolve_head
 
     resolve(target, progress=progress)
     if draft.startswith(VANILLA):
         resolve(draft.removeprefix(VANILLA), progress=progress)
+    elif draft.startswith(EAGLE):
+        resolve_head(draft.removeprefix(EAGLE), progress=progress)
 
 
 def _import_engines() -> None:

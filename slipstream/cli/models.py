@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.progress import bars
+from slipstream.core.policy.options import EAGLE
 
 app = typer.Typer(help="List, fetch and locate models.", no_args_is_help=True)
 
@@ -23,11 +24,12 @@ def list_() -> None:
 
 @app.command()
 def pull(name: Name) -> None:
-    """Fetch a model unless it is here, and print its path."""
-    from slipstream.models.format.resolve import resolve
+    """Fetch a model, or a head by eagle3:HEAD, unless it is here, and print its path."""
+    from slipstream.models.format.resolve import resolve, resolve_head
 
+    find = resolve_head if name.startswith(EAGLE) else resolve
     with bars() as progress:
-        path = resolve(name, progress=progress)
+        path = find(name.removeprefix(EAGLE), progress=progress)
     typer.echo(path)
 
 

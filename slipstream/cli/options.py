@@ -20,7 +20,7 @@ class DraftFlags:
 
     draft: str | None = option(
         None,
-        "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.",
+        "glide, ngram, none, vanilla:MODEL, eagle3:HEAD or a directory of GliDe weights.",
         show_default="glide",
     )
     dtype: str | None = option(

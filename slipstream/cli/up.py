@@ -17,6 +17,7 @@ from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
 from slipstream.cli.progress import bars, waiting
 from slipstream.config import load_config, traces_dir
 from slipstream.core.errors import UnsupportedCombination
+from slipstream.core.policy.options import EAGLE
 from slipstream.options import option
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class StackFlags(DraftFlags):
 
         file, engine = self.flags("config"), self.flags("config", "dtype", "device", "threads")
         target = (*engine, "--model", self.model, *self.flags("numerics"))
+        if self.draft and self.draft.startswith(EAGLE):  # such heads read hidden states
+            target += ("--hidden-layers", self.draft)
         roles = {"target": target, "router": file}
         takes_turns = self.threads is None and self.device in (None, "cpu")
         if self.draft not in NO_PROCESS:

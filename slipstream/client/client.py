@@ -90,12 +90,12 @@ class _ClientBase:
     ) -> Self:
         """Return a client of engines in this process, once the models are loaded.
 
-        `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL or a
-        directory of GliDe weights; `kv_memory` is what the keys and values of each of the two may
-        take, a size ("2GiB") or a share of what is free ("0.5"); `profile` is a file of
-        `slipstream calibrate`, in place of the draft's own profile; `ngrams` is a store of
-        `slipstream train ngrams`, auto for the one that is shipped or none. Raises `ModelError`,
-        `InvalidRequest`, or `CapacityError` where the memory holds nothing.
+        `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL,
+        eagle3:HEAD (a directory or hub id) or a directory of GliDe weights; `kv_memory` is what the
+        keys and values of each of the two may take, a size ("2GiB") or a share of what is free
+        ("0.5"); `profile` is a file of `slipstream calibrate`, in place of the draft's own profile;
+        `ngrams` is a store of `slipstream train ngrams`, auto for the one that is shipped or none.
+        Raises `ModelError`, `InvalidRequest`, or `CapacityError` where the memory holds nothing.
         """
         from slipstream.client.embedded import AsyncEmbedded, Embedded
         from slipstream.client.engine import EngineOptions

@@ -54,7 +54,7 @@ class Embedded:
         cls, target: str, draft: str, options: EngineOptions, *, profile: Path | None = None
     ) -> Self:
         """Load both models by name; `profile` is a file that takes the place of the draft's own."""
-        engine = Engine.load(target, options)
+        engine = Engine.load(target, options, draft=draft)
         return cls(engine, engine.drafter(draft, profile=profile))
 
     def with_token(self, token: str | None) -> "Embedded":

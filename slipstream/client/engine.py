@@ -19,14 +19,15 @@ from slipstream.drafting.build import (
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
+from slipstream.models.eagle.eagle_weights import head_layers
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.glide.target_parts import TargetParts
-from slipstream.models.kv.pool import KvLayout
+from slipstream.models.kv.cache import view_layout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model
 from slipstream.models.memory import AUTO, DraftMemory, check_budget
-from slipstream.models.scorer import WINDOW, KvView, skippable
+from slipstream.models.scorer import WINDOW, KvView, skippable, usual_window
 from slipstream.models.threads import set_num_threads
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
@@ -60,8 +61,7 @@ class WindowedKv:
     def _begin(
         self, session_id: str, layers: Sequence[int], num_skipped: int
     ) -> tuple[KvSender, KvMirror]:
-        source = self._target.layout
-        layout = KvLayout(len(layers), source.num_kv_heads, source.head_dim, source.dtype, CPU)
+        layout = view_layout(self._target.layout, layers)
         mirror = KvMirror(layers, layout, limit=sys.maxsize)
         mirror.free(skipped=num_skipped)
         sender = self._target.kv_sender(session_id, layers, 0, mirror.gap)
@@ -93,7 +93,8 @@ class EngineOptions:
 class Engine:
     """One target and any number of drafts for it."""
 
-    def __init__(self, loaded: LoadedModel, options: EngineOptions) -> None:
+    def __init__(self, loaded: LoadedModel, options: EngineOptions, *, draft: str = "") -> None:
+        """The target keeps what a `draft` by name reads of it."""
         self.options = options
         self.model_id = loaded.model_id
         self.tokenizer_hash = loaded.tokenizer_hash
@@ -102,7 +103,9 @@ class Engine:
         with suppress(ModelMismatch):
             self.parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
         limits = TargetLimits(
-            kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
+            kv_memory=options.kv_memory,
+            max_cached_bytes=options.max_cached_bytes,
+            hidden_layers=head_layers(draft, self.parts.num_layers) if self.parts else (),
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.budget = built.model, built.target, built.budget
@@ -112,19 +115,19 @@ class Engine:
         self.store = store
 
     @classmethod
-    def load(cls, target: str, options: EngineOptions) -> "Engine":
-        """Load the target by alias, path or hub id."""
+    def load(cls, target: str, options: EngineOptions, *, draft: str = "") -> "Engine":
+        """Load the target by alias, path or hub id, for a draft by name."""
         if options.threads is not None:
             set_num_threads(options.threads)
         loaded = load_model(target, dtype=options.dtype, device=options.device)
-        return cls(loaded, options)
+        return cls(loaded, options, draft=draft)
 
     def drafter(self, name: str, *, profile: Path | None = None) -> Drafter:
-        """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.
+        """A draft by name: see `build_drafter`.
 
         `profile` is a file that takes the place of the draft's own profile.
         """
-        return build_drafter(name, self._for_draft(), profile=profile)
+        return build_drafter(name, self._for_draft(name), profile=profile)
 
     def info(self, drafter: Drafter) -> ModelInfo:
         """Return the facts of this model with one draft."""
@@ -145,15 +148,16 @@ class Engine:
 
     def draft_model(self, name: str) -> DraftModel:
         """The model behind such a draft, if it is one, without a profile."""
-        return load_draft_model(name, self._for_draft())
+        return load_draft_model(name, self._for_draft(name))
 
-    def _for_draft(self) -> DraftTarget:
+    def _for_draft(self, name: str) -> DraftTarget:
         options = self.options
+        window = usual_window(name)
         return DraftTarget(
             self.model_id,
             self.text,
             self.parts,
-            WindowedKv(self.target) if options.device == CPU else self.target,
+            WindowedKv(self.target, window=window) if options.device == CPU else self.target,
             AUTO if options.dtype == AUTO else self.dtype,
             options.device,
             self.facts.context_length,

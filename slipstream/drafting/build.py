@@ -1,6 +1,5 @@
-"""A draft by name, for one target: n-grams, GliDe weights, or any causal model."""
+"""A draft by name, for one target: n-grams, GliDe weights, an EAGLE-3 head, any causal model."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.options import EAGLE, VANILLA
 from slipstream.core.policy.profile import NGRAM, DraftFacts, Profile
 from slipstream.core.ports import Draft
 from slipstream.core.request.request import NO_DRAFTER
@@ -17,15 +17,16 @@ from slipstream.drafting.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
 from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.drafting.reader import Score
 from slipstream.drafting.trial import step_seconds
-from slipstream.files import path_of
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.dtypes import FP8
+from slipstream.models.eagle.eagle_weights import read_eagle
 from slipstream.models.format.digests import weights_digest
+from slipstream.models.format.resolve import resolve_head
 from slipstream.models.format.tokenizer import text_tokenizer
-from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.glide.glide_config import WEIGHTS_NAME, GlideConfig
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.load import glide_chains, load_glide
+from slipstream.models.glide.load import eagle_scorer, glide_chains, glide_folder, load_glide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loaded import require_same_numbering
@@ -35,14 +36,12 @@ from slipstream.models.scorer import Scorer
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.text.tokenizer import TextTokenizer
 
-_SHIPPED = Path(__file__).parent.parent / "models" / "weights"
-
-VANILLA = "vanilla:"
 _ROWS = 256
 """Tokens of the pass whose workspace is accounted."""
 # For drafts without a calibration: an entropy bound and the paper's leaves need no measurement.
 _UNTUNED: Mapping[str, Profile] = {
     "glide": Profile(max_nodes=15, lookup=1),
+    "eagle3": Profile(max_nodes=15, lookup=1),
     "vanilla": Profile(shape=Shape.CHAIN, max_depth=5),
 }
 
@@ -71,7 +70,7 @@ class DraftTarget:
 class Drafter:
     """A draft and the facts of it.
 
-    `layers` are the target layers whose keys and values it reads; `tokenizer_hash`, `vocab_size`,
+    `layers` are the numbers of the target's layers that it reads; `tokenizer_hash`, `vocab_size`,
     `memory` and `dtype` are those of its model, if it has one; `context_length` is the length of
     the longest session, None for any.
     """
@@ -91,7 +90,7 @@ class Drafter:
 
     @property
     def kind(self) -> str:
-        """glide, vanilla, ngram or none."""
+        """glide, eagle3, vanilla, ngram or none."""
         return self.facts.kind
 
 
@@ -99,9 +98,9 @@ class Drafter:
 class DraftModel:
     """A draft model in memory, without a profile.
 
-    Its profiles must be for `pair`; `folder` has GliDe weights, and their own profile if there is
-    one; `memory` None is a small one; `engine` is the name of the kernels. The rest is as in
-    `Drafter`.
+    Its profiles must be for `pair`; `folder` has weights of GliDe or a head, and their own profile
+    if there is one; `memory` None is a small one; `engine` is the name of the kernels. The rest is
+    as in `Drafter`.
     """
 
     kind: str
@@ -196,7 +195,7 @@ class DraftModel:
 
 
 def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None) -> Drafter:
-    """Build a draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.
+    """Build a draft by name: ngram, none, or a model of `load_draft_model`.
 
     `profile` is a profile file that takes the place of the draft's own.
     """
@@ -210,60 +209,68 @@ def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None
 
 
 def load_draft_model(name: str, target: DraftTarget) -> DraftModel:
-    """Load the model of a draft by name: glide, vanilla:MODEL or a directory of GliDe weights."""
+    """Load the model of a draft by name: glide, vanilla:MODEL, eagle3:HEAD or a directory of GliDe
+    weights."""
     if name.startswith(VANILLA):
         return _vanilla(name, target)
+    if name.startswith(EAGLE):
+        return _eagle(resolve_head(name.removeprefix(EAGLE)), target)
     return _glide(glide_folder(name, target.model_id), target)
 
 
-def glide_folder(name: str, model_id: str) -> Path:
-    """Return the directory of GliDe weights of a draft. Raises `InvalidRequest`."""
-    if name == "glide":
-        folder = shipped_folder(model_id)
-        if not folder.is_dir():
-            raise InvalidRequest(
-                f"no GliDe weights are shipped for {model_id}; train some with"
-                " `slipstream train glide` and name their directory, or draft with ngram"
-            )
-        return folder
-    if not name or not os.path.isdir(path_of(name)):
-        raise InvalidRequest(
-            f"the draft is {name!r}, but must be glide, ngram, none, vanilla:MODEL or a"
-            " directory of GliDe weights"
-        )
-    return path_of(name)
-
-
-def shipped_folder(model_id: str) -> Path:
-    """Return where GliDe weights for a model lie, if some were shipped."""
-    return _SHIPPED / f"{model_id}-glide"
-
-
 def _glide(folder: Path, target: DraftTarget) -> DraftModel:
+    scorer = load_glide(folder, _parts(target), is_scaled=target.dtype == FP8)
+    assert isinstance(scorer.config, GlideConfig), "GliDe weights have a config of their own"
+    pair = ModelPair(target.model_id, "glide", scorer.config.tokenizer_hash)
+    return _reading("glide", scorer, folder, folder / WEIGHTS_NAME, target, pair)
+
+
+def _eagle(folder: Path, target: DraftTarget) -> DraftModel:
+    parts = _parts(target)
+    weights = read_eagle(folder, parts.num_layers)
+    scorer = eagle_scorer(weights, parts, is_scaled=target.dtype == FP8)
+    # Heads name no tokenizer: sizes alone tell that they are for this target.
+    pair = ModelPair(target.model_id, EAGLE + folder.name, target.tokenizer_hash or "")
+    return _reading("eagle3", scorer, folder, folder, target, pair)
+
+
+def _parts(target: DraftTarget) -> TargetParts:
     if target.parts is None:
-        raise InvalidRequest(f"{target.model_id} has no rotary positions, which GliDe needs")
-    scorer = load_glide(folder, target.parts, is_scaled=target.dtype == FP8)
-    config = scorer.config
+        raise InvalidRequest(
+            f"{target.model_id} has no rotary positions, which GliDe and EAGLE-3 need"
+        )
+    return target.parts
+
+
+def _reading(
+    kind: str,
+    scorer: GlideScorer,
+    folder: Path,
+    weights: Path,
+    target: DraftTarget,
+    pair: ModelPair,
+) -> DraftModel:
+    """Return a draft that reads its target; `weights` are the file or directory of its own."""
     decision = load_decision(folder, hidden_size=scorer.hidden_size)
-    files = [folder / WEIGHTS_NAME, *([] if decision is None else [folder / DECISION_NAME])]
+    files = [weights, *([] if decision is None else [folder / DECISION_NAME])]
     memory = target.memory.plan(
         scorer.layout,
         weight_bytes=scorer.weight_bytes,
         workspace_bytes=scorer.workspace_bytes(_ROWS),
         max_tokens=target.context_length or MAX_TOKENS,
-        num_target_layers=len(config.target_layers),
+        mirrored=scorer.mirrored,
     )
     digests = {file.name: weights_digest(file) for file in files}
     return DraftModel(
-        kind="glide",
+        kind=kind,
         scorer=scorer,
-        pair=ModelPair(target.model_id, "glide", config.tokenizer_hash, digests),
+        pair=replace(pair, weights_sha256=digests),
         source=target.source,
         decision=decision,
-        layers=tuple(config.target_layers),
+        layers=scorer.layers,
         folder=folder,
-        tokenizer_hash=config.tokenizer_hash,
-        vocab_size=config.vocab_size,
+        tokenizer_hash=pair.tokenizer_hash,
+        vocab_size=scorer.config.vocab_size,
         context_length=target.context_length,
         memory=memory,
         engine=scorer.engine,

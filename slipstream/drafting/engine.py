@@ -208,7 +208,8 @@ class LocalDraft:
         if self._target_kv is not None:
             view = self._target_kv.source.view(session.session_id, self._target_kv.layers)
         lag = 0 if view is None else view.lag(len(held.tokens))
-        skipped = 0 if view is None else view.num_unread(session.num_prompt_tokens)
+        prompt = session.num_prompt_tokens
+        skipped = 0 if view is None else self._scorer.num_unread(view, prompt)
         limit = self._depth_limit(len(held.tokens), lag)
         if limit.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by=limit.reason if limit.max_depth < 1 else "none")

@@ -53,7 +53,8 @@ def step_seconds(
 
 
 def _measured(scorer: Scorer, layers: Sequence[int], chains: Chains | None, clock: Clock) -> float:
-    target_kv = TargetKv(_Zeros(scorer.layout), tuple(layers)) if layers else None
+    read = scorer.mirrored
+    target_kv = None if read is None else TargetKv(_Zeros(read), tuple(layers))
     draft = LocalDraft(scorer, target_kv, pool=scorer.pool(_NUM_PAGES), chains=chains)
     session = Session("trial", _PROMPT, _ROUNDS)
     plan = Plan(_DEPTH, _DEPTH, stop=StopPolicy.FIXED)

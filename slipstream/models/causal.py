@@ -1,6 +1,7 @@
 """A causal language model over our own cache: many sessions, trees of rows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class CausalModel:
         """
         width = 4 * self.hidden_size + 4 * self._mlp_size
         row = width * self.dtype.itemsize + self.vocab_size * (self.dtype.itemsize + 4)
-        layer = self.layout.bytes_per_token // self.layout.num_layers
+        layer = replace(self.layout, num_layers=1, hidden_layers=()).bytes_per_token
         kept = self.decoder.workspace_bytes(row, self.hidden_size * self.dtype.itemsize)
         return int(num_rows * row + self.context_length * layer) + kept
 

@@ -2,6 +2,7 @@
 decided here only."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -79,17 +80,21 @@ def causal_model(
     engine: Engine | None = None,
     split: "TensorParallelGroup | None" = None,
     path: Path | None = None,
+    hidden_layers: Sequence[int] = (),
 ) -> CausalModel:
     """Return a model with the fastest decoder that there is, or with that of an `engine`; it takes
     the model over, whose modules are swapped in place. One with the weights in `path` is compared
-    with transformers' forward once.
+    with transformers' forward once. Its caches keep the hidden states that `hidden_layers` take in.
 
     All ranks of a `split` model do so together, and rank 0, which alone has workers, drives them.
-    Raises `ModelError` for a model, and `InvalidRequest` for numerics, that can't be computed.
+    Raises `ModelError` for a model, and `InvalidRequest` for numerics or layers, that can't be
+    computed.
     """
     check_numerics(numerics)
     ranks = None if split is None else split.ranks
     sizes = sizes_of(model, 1 if ranks is None else ranks.size)
+    layout = sizes.layout.keeping(hidden_layers, sizes.hidden_size)
+    sizes = replace(sizes, layout=layout)
     with reading(sizes.name):
         computed = f"{sizes.weights_type} {numerics} {engine} {ranks and ranks.size}"
         mark = None if ranks and ranks.rank else mark_of(model, path, computed)

@@ -75,16 +75,16 @@ class DraftMemory:
         weight_bytes: int,
         workspace_bytes: int,
         max_tokens: int,
-        num_target_layers: int = 0,
+        mirrored: KvLayout | None = None,
     ) -> MemoryPlan:
-        """Return a plan in pages of `layout`, with as many tokens of mirrored target layers.
+        """Return a plan in pages of `layout`, with as many tokens of what a target is read for.
 
         The model takes so many bytes besides keys and values; its longest session has `max_tokens`.
         Raises as `num_pages` does.
         """
         page_bytes = layout.bytes_per_page
-        if self.is_mirroring:  # a target with the draft's heads
-            page_bytes += layout.bytes_per_page // layout.num_layers * num_target_layers
+        if self.is_mirroring and mirrored:
+            page_bytes += mirrored.bytes_per_page
         longest = round_up(max_tokens + MAX_NODES, BLOCK_SIZE) // BLOCK_SIZE
         count = num_pages(
             self.budget,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.policy.options import EAGLE
 from slipstream.core.policy.stop import Calibration, Stop
 from slipstream.core.sequence import common_prefix
 from slipstream.core.types import SamplingParams
@@ -21,9 +22,16 @@ NUM_SINKS = 128
 (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks")."""
 WINDOW = 256
 """Newest tokens that are read of a longer text, unless a draft's option differs."""
+EAGLE_WINDOW = 2048
+"""Newest tokens that an EAGLE-3 head reads of a longer text: it has keys of its own alone."""
 NUM_NEWEST = 64
 """Newest tokens of a prompt that a draft computes, behind the first `NUM_SINKS`: of those between
 them it reads the target's keys and values alone."""
+
+
+def usual_window(draft: str) -> int:
+    """Return how many of the newest tokens a draft by name reads of a longer text."""
+    return EAGLE_WINDOW if draft.startswith(EAGLE) else WINDOW
 
 
 def read(tokens: Sequence[int], skipped: int) -> Sequence[int]:
@@ -50,10 +58,12 @@ def skippable(count: int, window: int) -> range:
 
 @dataclass(slots=True)
 class Scores:
-    """Raw scores of R slots: `logits` [R, V_d], `hidden` [R, d] after the final norm; float32."""
+    """Raw scores of R slots: `logits` [R, V_d], `hidden` [R, d] after the final norm; float32.
+    `features` [R, d] are what the next step of an EAGLE-3 head reads, where they were computed."""
 
     logits: Floats
     hidden: Floats
+    features: Any | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,8 @@ class KvView:
     """The target's keys and values as a draft may read them: positions 0..count-1, no further.
 
     `layers` maps a target layer to a buffer [2 * kv_heads, slots, head_dim], keys before values,
-    keys after rotary embedding. Positions lie on `pages` of it, or in order where they are None.
+    keys after rotary embedding, and a hidden state's number to one [2, slots, hidden / 2], see
+    `KvLayout`. Positions lie on `pages` of it, or in order where they are None.
     Behind the first `NUM_SINKS` positions `skipped` ones are left out.
     """
 
@@ -74,10 +85,6 @@ class KvView:
     def num_held(self) -> int:
         """Positions that are there."""
         return self.count if self.count < NUM_SINKS else self.count - self.skipped
-
-    def num_unread(self, num_prompt_tokens: int) -> int:
-        """Return how many tokens a draft leaves out: of the prompt it reads few itself."""
-        return max(self.skipped, num_skipped(num_prompt_tokens, NUM_NEWEST))
 
     def lag(self, num_tokens: int) -> int:
         """Return how many positions before the last of so many tokens are not there yet: all where
@@ -194,6 +201,8 @@ class Scorer(Protocol):
     """Most tokens of a session, a path behind them included; None for the target's limit."""
     layout: "KvLayout"
     """Shape of its own keys and values."""
+    mirrored: "KvLayout | None" = None
+    """Shape of what it reads of the target; None for nothing."""
 
     def pool(self, num_pages: int) -> "KvPool":
         """Memory for the states of an engine's sessions."""
@@ -209,6 +218,10 @@ class Scorer(Protocol):
 
     def skip(self, state: Any, skipped: int) -> None:
         """Leave out so many positions of the state behind the first `NUM_SINKS`."""
+
+    def num_unread(self, view: KvView, num_prompt_tokens: int) -> int:
+        """Return how many tokens are left out: of the prompt the draft itself reads few."""
+        return max(view.skipped, num_skipped(num_prompt_tokens, NUM_NEWEST))
 
     def num_same(self, state: Any, tokens: Sequence[int]) -> int:
         """Leading tokens of `tokens` that the state holds, so that no `Sync` computes them."""

@@ -16,7 +16,6 @@ from slipstream.core.errors import TrainingError
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import fit_calibration
 from slipstream.core.types import SamplingParams
-from slipstream.drafting.build import glide_folder
 from slipstream.models.decision import (
     DECISION_NAME,
     GREEDY,
@@ -24,7 +23,7 @@ from slipstream.models.decision import (
     DecisionModel,
     save_decision,
 )
-from slipstream.models.glide.load import load_glide
+from slipstream.models.glide.load import glide_folder, load_glide
 from slipstream.options import check_bounds, group, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt

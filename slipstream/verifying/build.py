@@ -56,7 +56,8 @@ class TargetLimits:
 
     `kv_memory` is a budget as in `models.memory.num_pages`; `max_cached_bytes` bounds the prefix
     cache (None: all of it); `max_rows` are the batched tokens of one step. `max_prompt_delay_s` is
-    the longest time that prompts add to a step of running sessions.
+    the longest time that prompts add to a step of running sessions. Caches keep the hidden states
+    that `hidden_layers` take in.
     """
 
     max_sessions: int = 64
@@ -64,6 +65,7 @@ class TargetLimits:
     max_cached_bytes: int | None = None
     max_rows: int = MAX_ROWS
     max_prompt_delay_s: float = 0.05
+    hidden_layers: tuple[int, ...] = ()
 
 
 def build_target(
@@ -78,17 +80,19 @@ def build_target(
     """Build an engine that takes the loaded model over.
 
     With a `team` this is rank 0 of it, which drives the others; `has_defaults` False leaves the
-    model's sampling defaults out.
-    Raises `CapacityError` where the budget holds no page.
+    model's sampling defaults out. Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
     defaults = sampling_defaults(loaded.path) if has_defaults else {}
-    model = causal_model(loaded.model, numerics=numerics, split=team, path=loaded.path)
+    model = causal_model(
+        loaded.model,
+        numerics=numerics,
+        split=team,
+        path=loaded.path,
+        hidden_layers=limits.hidden_layers,
+    )
     memory, plan = plan_memory(model, limits)
-    max_tokens = min(limits.max_rows, _LEARN_TOKENS)
-    computed = f"{model.weight_bytes} {model.dtype.name} {model.numerics} {model.engine}"
-    name = f"costs of {loaded.path} {computed}"
-    curve = learn_cost(model, memory.pool, max_tokens=max_tokens, seconds=_LEARN_S, name=name)
+    curve = _costs(model, memory, limits, f"costs of {loaded.path}")
     meter = LoadMeter(curve, max_tokens=limits.max_rows)
     grammars = grammars_of(loaded, model.vocab_size)
     target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions, grammars=grammars)
@@ -104,6 +108,12 @@ def build_target(
         sampling_defaults=defaults,
     )
     return BuiltTarget(target, model, facts, plan, _step_budget(model, limits, curve))
+
+
+def _costs(model: CausalModel, memory: KvMemory, limits: TargetLimits, name: str) -> CostCurve:
+    max_tokens = min(limits.max_rows, _LEARN_TOKENS)
+    name += f" {model.weight_bytes} {model.dtype.name} {model.numerics} {model.engine}"
+    return learn_cost(model, memory.pool, max_tokens=max_tokens, seconds=_LEARN_S, name=name)
 
 
 def _step_budget(model: CausalModel, limits: TargetLimits, curve: CostCurve) -> StepBudget:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.core.errors import InvalidRequest, SessionClosed, SessionOutOfSync
+from slipstream.core.errors import SessionClosed, SessionOutOfSync
 from slipstream.models.dtypes import Array
-from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.cache import KvCache, view_layout
 
 
 @dataclass(frozen=True, slots=True)
 class KvSlice:
     """A copy of positions start..start+count-1 on the CPU.
 
-    `values` are [layers, 2 * kv_heads, count, head_dim], the keys of a layer before its values.
+    `values` are [layers, 2 * kv_heads, count, head_dim], the keys of a layer before its values; of
+    hidden states [layers, 2, count, hidden / 2].
     """
 
     start: int
@@ -36,9 +37,9 @@ class KvSender:
     def __init__(
         self, cache: KvCache, layers: Sequence[int], start: int, skipped: range = range(0)
     ) -> None:
-        """Raises `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a start
-        above what is held and skipped."""
-        check_layers(layers, cache.pool.layout.num_layers)
+        """Raises what `view_layout` does, `SessionOutOfSync` for a start above what is held and
+        skipped."""
+        view_layout(cache.pool.layout, layers)
         if not 0 <= start <= cache.count and start != skipped.stop:
             raise SessionOutOfSync(
                 f"keys and values from position {start} on were asked for, but {cache.count}"
@@ -85,15 +86,3 @@ class KvSender:
             place[...] = cache.pool.buffers.on_host(layer)
         self._move(end)
         return KvSlice(start, values)
-
-
-def check_layers(layers: Sequence[int], num_layers: int) -> None:
-    """Raise `InvalidRequest` unless they are layers of the model, each once."""
-    if not layers:
-        raise InvalidRequest("keys and values of no layer were asked for, but at least 1 is needed")
-    if len(set(layers)) != len(layers):
-        shown = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
-        raise InvalidRequest(f"layers {shown} were asked for, but each can be sent once")
-    for layer in layers:
-        if not 0 <= layer < num_layers:
-            raise InvalidRequest(f"layer {layer} was asked for, but the model has {num_layers}")

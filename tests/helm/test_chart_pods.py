@@ -181,3 +181,20 @@ def test_a_target_asks_for_its_gpus_and_spreads_its_model_over_them(count):
     assert target.get("tensor_parallel", 1) == count
     shared = [at for at in pod.main["volumeMounts"] if at["mountPath"] == "/dev/shm"]
     assert bool(shared) is (count > 1)
+
+
+HEADS = [
+    ("glide", {}, None, ["small"]),
+    ("eagle3:o/head-70B", {}, "auto", ["small", "eagle3:o/head-70B"]),
+    ("eagle3:/head", {"hidden_layers": "7"}, "7", ["small"]),
+]
+
+
+@pytest.mark.parametrize(("draft", "config", "layers", "pulled"), HEADS)
+def test_targets_beside_an_eagle3_draft_keep_hidden_states(draft, config, layers, pulled):
+    model = {"name": "small", "draft": draft}
+    documents = with_values({"model": model, "target.config": config, "modelStore.type": "pvc"})
+    assert settings(documents)["target"].get("hidden_layers") == layers
+    (pod,) = (at for at in service_pods(documents) if at.role == "draft")
+    commands = [at["command"] for at in pod.spec["initContainers"]]
+    assert [command[-1] for command in commands if "pull" in command] == pulled

@@ -15,7 +15,7 @@ from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.load import glide_chains
-from support.models import tiny
+from support.models import tiny, tiny_eagle
 from support.models.rounds import DEFAULTS, next_token, plain, speculate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,21 +37,25 @@ MAX_TOKENS = 16
 
 class World:
     def __init__(self, dtype):
-        self.target = tiny.local_target(tiny.causal(dtype=dtype), free_rows=24)
-        scorer = tiny.glide(dtype=dtype)
+        model = tiny.causal(dtype=dtype, hidden_layers=tiny_eagle.LAYERS)
+        self.target = tiny.local_target(model, free_rows=24)
         torch.manual_seed(1)
-        decision = DecisionNetwork(scorer.hidden_size, 8).model()
-        chains = glide_chains(scorer, 2048, decision, DEFAULTS)
-        feed = TargetKv(self.target, scorer.config.target_layers)
         # The target itself with fast numerics: a draft that is nearly always right.
         twin = CausalScorer(tiny.causal(dtype=dtype, numerics="fast"))
         twin_decision = DecisionNetwork(twin.hidden_size, 8).model()
         self.drafts = {
-            "glide": LocalDraft(scorer, feed, decision=decision.score, chains=chains),
+            "glide": self._reading(tiny.glide(dtype=dtype)),
+            "eagle3": self._reading(tiny_eagle.head(dtype=dtype)),
             "vanilla": LocalDraft(twin, decision=twin_decision.score),
             "ngram": NgramDraft(),
         }
         self._plain = {}
+
+    def _reading(self, scorer):
+        decision = DecisionNetwork(scorer.hidden_size, 8).model()
+        chains = glide_chains(scorer, 2048, decision, DEFAULTS)
+        feed = TargetKv(self.target, scorer.layers)
+        return LocalDraft(scorer, feed, decision=decision.score, chains=chains)
 
     def plain(self, index, sampling):
         key = (index, sampling)
@@ -100,7 +104,7 @@ def test_the_output_is_that_of_plain_decoding(world, kind, shape, stop, sampling
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
-    ("kind", "shape"), [("glide", Shape.CAPE), ("glide", Shape.PRODUCT), ("vanilla", Shape.CHAIN)]
+    ("kind", "shape"), [("glide", Shape.CAPE), ("eagle3", Shape.PRODUCT), ("vanilla", Shape.CHAIN)]
 )
 def test_copies_beside_a_draft_change_no_token_either(world, kind, shape, sampling):
     copied = 0
@@ -130,7 +134,7 @@ def test_noise_shared_with_the_target_makes_sampled_drafts_right(world, sampling
     assert other.num_accepted > 0
 
 
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("kind", ["glide", "eagle3", "vanilla"])
 @pytest.mark.parametrize(
     ("verification", "shape"),
     [

@@ -1,4 +1,4 @@
-"""A plain draft of other sizes than its target's, or one that fails, costs speed and no token."""
+"""A plain draft of other sizes than its target's, a head, or one that fails costs no token."""
 
 import logging
 import time
@@ -21,9 +21,10 @@ from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.types import Shape
 from slipstream.drafting.build import Drafter
 from slipstream.models.native import library
-from support.models import tiny_checkpoint, tiny_gguf
+from support.models import tiny_checkpoint, tiny_eagle, tiny_gguf
 from support.services.cluster import running
 from support.services.fleet import num_ready
+from support.services.processes import up
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, lookup=False)
 OFF = SpeculationOptions(mode=Mode.OFF)
@@ -106,6 +107,32 @@ def test_a_draft_of_another_size_drafts_what_it_can(client, pair, temperature, v
         # Up to 40 of 83 tokens are drafted behind, and the last round of all is plain.
         assert 40 <= stats.fallbacks.pop("context") <= 43
     assert stats.fallbacks == {}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_head_by_name_drafts_behind_a_target_that_keeps_what_it_reads(tmp_path, temperature):
+    target = str(tiny_checkpoint.save_checkpoint(tmp_path / "target"))
+    head = tiny_eagle.save_for(tiny_checkpoint.tiny_llama(), tmp_path / "head")
+    with Client.embedded(target, f"eagle3:{head}", dtype="float32") as client:
+        asked = {"max_tokens": 80, "sampling": SamplingParams(temperature=temperature, seed=2)}
+        result, plain = (
+            client.generate([5, 80, 6], **asked, speculation=how) for how in (FORCED, OFF)
+        )
+    assert result.token_ids == plain.token_ids
+    assert result.stats.speculation.num_draft_tokens > 0
+    assert result.stats.speculation.fallbacks == {}
+
+
+def test_services_that_up_starts_draft_with_a_head_and_its_own_layers(tmp_path):
+    target = tiny_checkpoint.save_checkpoint(tmp_path / "target")
+    head = tiny_eagle.save_for(tiny_checkpoint.tiny_llama(), tmp_path / "head")
+    with up(target, f"eagle3:{head}") as process, Client(process.ready()) as client:
+        asked = {"max_tokens": 40, "sampling": SamplingParams(temperature=0.0)}
+        result, plain = (
+            client.generate([5, 80, 6], **asked, speculation=how) for how in (FORCED, OFF)
+        )
+    assert result.token_ids == plain.token_ids
+    assert result.stats.speculation.num_draft_tokens > 0
 
 
 class Failing:

@@ -47,8 +47,9 @@ class World:
     def __init__(self, folder, dtype, family, driver):
         team = driver.join()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
-        self.shared = causal_model(loaded.model, split=team, path=folder)
-        self.whole = tiny.causal(family, dtype=getattr(torch, dtype), engine="torch")
+        kept = {"hidden_layers": (1, 3)}
+        self.shared = causal_model(loaded.model, split=team, path=folder, **kept)
+        self.whole = tiny.causal(family, dtype=getattr(torch, dtype), engine="torch", **kept)
         self.target = tiny.local_target(self.shared, num_pages=16)
         scorer = tiny.glide(dtype=getattr(torch, dtype))
         self.draft = LocalDraft(scorer, TargetKv(self.target, scorer.config.target_layers))
@@ -60,7 +61,7 @@ def world(request, tmp_path_factory):
     folder = save_model(tmp_path_factory.mktemp("split") / family, family)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
-        plan = TensorParallelPlan(2, folder, dtype, "cpu", "auto", 1)
+        plan = TensorParallelPlan(2, folder, dtype, "cpu", "auto", 1, hidden_layers="1,3")
         lost = SimpleQueue()
         with WorkerProcesses(plan, lambda *reason: lost.put(reason)) as driver:
             yield World(folder, dtype, family, driver)
@@ -85,7 +86,7 @@ def test_two_processes_compute_what_one_does_and_keep_the_same_keys(world):
         torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
     ours, theirs = caches.values()
     assert ours.count == theirs.count == 138
-    for layer in range(world.shared.layout.num_layers):
+    for layer in world.shared.layout.shapes():
         pair = (cache.gather(layer, 3, 138) for cache in (ours, theirs))
         torch.testing.assert_close(*pair, atol=tolerance, rtol=tolerance)
     assert ours.gather(0, 3, 138).shape == (4, 135, 16)
@@ -105,13 +106,14 @@ def test_speculation_changes_no_token(world, sampling):
             assert plain(whole, prompt, **asked).tokens == expected.tokens
 
 
-async def test_a_reader_of_keys_gets_all_heads(world):
+@pytest.mark.parametrize("layers", [(2, 0), (6, 4)])
+async def test_a_reader_of_keys_gets_all_heads_and_one_of_states_all_halves(world, layers):
     targets = [world.target, tiny.local_target(world.whole)]
     prompt, pieces = tuple(tiny.tokens(140)), []
     for target in targets:
         session = Session("reader", len(prompt), 8)
         await target.verify(TokenSequence(session, prompt), Proposal())
-        pieces.append(target.kv_sender("reader", (2, 0), 0).take(1000))
+        pieces.append(target.kv_sender("reader", layers, 0).take(1000))
         await target.release("reader")
     assert targets[0].layout.num_kv_heads == targets[1].layout.num_kv_heads
     tolerance = 1e-4 if world.shared.dtype == FLOAT32 else 0.15

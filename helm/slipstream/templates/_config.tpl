@@ -125,6 +125,9 @@ kv_sources:
 {{- if and (eq .part "target") (gt (int .root.Values.target.gpu.count) 1) }}
 tensor_parallel: {{ .root.Values.target.gpu.count | int }}
 {{- end }}
+{{- if and (eq .part "target") (hasPrefix "eagle3:" .root.Values.model.draft) }}
+hidden_layers: auto
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -194,8 +194,8 @@ upgrade would render the default. */}}
 {{- if not (or (hasPrefix "/" .) (hasPrefix "." .) (hasPrefix "~" .)) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Bytes of the models that are fetched, 2 for each parameter in their names; 0 for a name that has none, or says
-that it is quantized, or a head. */}}
+{{/* Bytes of the models that are fetched, 2 for each parameter in their names; 0 for a name that has none, says that
+it is quantized, or is that of a head for such a model. */}}
 {{- define "slipstream.models.leastBytes" -}}
 {{- $all := list -}}
 {{- range $role := list "target" "draft" -}}
@@ -203,7 +203,7 @@ that it is quantized, or a head. */}}
 {{- end -}}
 {{- $bytes := 0.0 -}}
 {{- range uniq $all -}}
-{{- if not (regexMatch "(?i)eagle|awq|gptq|gguf|bnb|fp[48]|int[48]|w[48]a|[2-8]-?bit" .) -}}
+{{- if not (regexMatch "(?i)awq|gptq|gguf|bnb|fp[48]|int[48]|w[48]a|[2-8]-?bit|^eagle3:" .) -}}
 {{- $billions := regexFind "[-_][0-9]+([.][0-9]+)?[bB]([-_@]|$)" . | regexFind "[0-9.]+" | default "0" -}}
 {{- $bytes = addf $bytes (mulf (float64 $billions) 2e9) -}}
 {{- end -}}
@@ -219,8 +219,8 @@ that it is quantized, or a head. */}}
 {{- if eq $role "target" -}}
 {{- $names = append $names $model.name -}}
 {{- else if eq $role "draft" -}}
-{{- if hasPrefix "eagle3:" $model.draft }}{{ $names = append $names (trimPrefix "eagle3:" $model.draft) }}{{ end -}}
 {{- $names = append $names (ternary (trimPrefix "vanilla:" $model.draft) $model.name (hasPrefix "vanilla:" $model.draft)) -}}
+{{- if and (hasPrefix "eagle3:" $model.draft) (include "slipstream.models.fetchable" (trimPrefix "eagle3:" $model.draft)) }}{{ $names = append $names $model.draft }}{{ end -}}
 {{- end -}}
 {{- end -}}
 {{- $fetched := list -}}

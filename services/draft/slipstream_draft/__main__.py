@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.options import EAGLE, VANILLA
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.drafting.build import VANILLA, Drafter, DraftTarget, build_drafter
+from slipstream.drafting.build import Drafter, DraftTarget, build_drafter
 from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import EngineThread
 from slipstream.files import path_of
@@ -70,8 +71,9 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
         _LOG.info("memory: %s", drafter.memory)
         if drafter.layers:
             receivers.budget.limit = drafter.memory.kv_bytes - drafter.draft.pool.num_bytes
-    path = path_of(config.draft)
-    name = path.resolve().name if path.is_dir() else config.draft  # where it lies is not public
+    path, kind = path_of(config.draft.removeprefix(EAGLE)), config.draft.startswith(EAGLE) * EAGLE
+    # Where it lies is not public.
+    name = kind + path.resolve().name if path.is_dir() else config.draft
     about = describe(
         drafter,
         name,

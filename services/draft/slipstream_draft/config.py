@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slipstream.core.errors import check
 from slipstream.models.memory import ComputeOptions, DraftMemory
-from slipstream.models.scorer import NUM_SINKS, WINDOW
+from slipstream.models.scorer import NUM_SINKS, usual_window
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
@@ -37,13 +37,15 @@ class DraftConfig:
         ),
     )
     draft: str = option(
-        "glide", "The draft: glide, ngram, vanilla:MODEL or a directory of GliDe weights."
+        "glide",
+        "The draft: glide, ngram, vanilla:MODEL, eagle3:HEAD or a directory of GliDe weights.",
     )
     profile: Path | None = option(
         None, "Profile file of `slipstream calibrate`; unset, the draft's own."
     )
     target_model: str = option(
-        "smollm2-135m-q4_1", "The target that a GliDe draft is for; other drafts do not use it."
+        "smollm2-135m-q4_1",
+        "The target that a GliDe or an EAGLE-3 draft is for; other drafts do not use it.",
     )
     ngrams: tuple[str, ...] = option(
         ("auto",),
@@ -62,10 +64,11 @@ class DraftConfig:
         least=0,
     )
     kv_encoding: str = option("raw", "Encoding of keys and values on the wire: raw or int8.")
-    window: int = option(
-        WINDOW,
-        "Newest tokens of a long text whose keys and values in the target a GliDe draft reads,"
-        " beside those of the first 128; 0: all. Other drafts do not use it.",
+    window: int | None = option(
+        None,
+        "Newest tokens of a long text whose keys and values in the target a GliDe draft reads, or"
+        " whose hidden states an EAGLE-3 head, beside those of the first 128; 0: all; unset, 256"
+        " for GliDe and 2048 for a head. Other drafts do not use it.",
         least=0,
     )
     kv_sources: tuple[str, ...] = option(
@@ -96,10 +99,15 @@ class DraftConfig:
         self.server_options()
         self.to_targets()
         self.sources()
-        is_right = not 0 < self.window < NUM_SINKS
+        is_right = not 0 < self.num_newest < NUM_SINKS
         check(is_right, "window", self.window, f"0 or at least {NUM_SINKS}")
         is_right = self.kv_encoding in set(KvEncoding)
         check(is_right, "kv_encoding", self.kv_encoding, " or ".join(KvEncoding))
+
+    @property
+    def num_newest(self) -> int:
+        """The window, where it is unset the usual one of the draft."""
+        return usual_window(self.draft) if self.window is None else self.window
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""

@@ -1,5 +1,6 @@
 """A draft's description on the wire, and what it requires of a target."""
 
+from slipstream.core.policy.options import READING
 from slipstream.drafting.build import Drafter
 from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.rpc.conversion.convert_common import message_of
@@ -7,7 +8,7 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expe
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.text.token_bytes import same_numbering
 
-_LAYOUT = ("num_layers", "num_kv_heads", "head_dim")
+_LAYOUT = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
 def describe(
@@ -42,16 +43,17 @@ def target_expectations(
 ) -> list[Expectation]:
     """Return the requirements of the caller's target: for a plain draft, the same numbering
     of tokens."""
-    reads, is_glide = bool(about.target_layers), about.kind == "glide"
+    reads = bool(about.target_layers)
     is_same = same_numbering(about.identity.numbering, asked.target.numbering)
     ours = common_pb2.ModelIdentity(
         protocol_version=PROTOCOL_VERSION,
         model_id=about.target_model_id,
         tokenizer_hash="" if is_same else about.identity.tokenizer_hash,
-        vocab_size=about.identity.vocab_size if is_glide else 0,
+        vocab_size=about.identity.vocab_size if about.kind in READING else 0,
     )
+    has_states = reads and max(about.target_layers) >= about.target_layout.num_layers
     layout: list[Expectation] = [
         (name, getattr(about.target_layout, name), getattr(asked.target_layout, name))
-        for name in _LAYOUT
+        for name in (_LAYOUT if has_states else _LAYOUT[:-1])
     ]
     return identity_expectations(ours, asked.target) + (layout if reads else [])

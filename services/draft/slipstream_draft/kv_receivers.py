@@ -13,6 +13,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.engine import LocalDraft
 from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
+from slipstream.models.dtypes import CPU
+from slipstream.models.kv.cache import view_layout
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView, skippable
 from slipstream.rpc.channel import ChannelOptions
@@ -165,14 +167,16 @@ class KvCatchUp:
         self._config = config
 
     def form(self, layout: common_pb2.KvLayout) -> KvFormat | None:
-        """Return the format of a target with this layout; None for a draft that reads none."""
+        """Return the format of a target with this layout; None for a draft that reads none. Raises
+        `HandshakeError` without a type, what `view_layout` does for layers."""
         if not self._layers:
             return None
         dtype = DTYPE.from_pb(layout.dtype)
         if dtype is None:
             raise HandshakeError("the caller says nothing of the dtype of keys and values")
-        encoding = KvEncoding(self._config.kv_encoding)
-        return KvFormat(self._layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
+        whole = value_from_pb(KvLayout, layout, dtype=element_type(dtype), device=CPU)
+        own, encoding = view_layout(whole, self._layers), KvEncoding(self._config.kv_encoding)
+        return KvFormat(self._layers, own.num_kv_heads, own.head_dim, dtype, encoding)
 
     async def ready(
         self, sequence: TokenSequence, form: KvFormat | None, plan: draft_pb2.Plan
@@ -204,5 +208,5 @@ class KvCatchUp:
         if not (feed.session_id and feed.incarnation):
             raise InvalidRequest("the plan's feed lacks the session or the process to read from")
         source = value_from_pb(KvAddress, feed)
-        skipped = skippable(len(sequence), self._config.window)
+        skipped = skippable(len(sequence), self._config.num_newest)
         return self._receivers.follow(sequence, source, form, num_same=num_same, skipped=skipped)

@@ -46,7 +46,8 @@ class RouterConfig:
     )
     drafter: str | None = option(
         None,
-        "Drafter of requests that name none: glide, vanilla, ngram or none; unset, the best one.",
+        "Drafter of requests that name none: glide, eagle3, vanilla, ngram or none; unset, the"
+        " best one.",
     )
     ngrams: tuple[str, ...] = option(
         ("auto",),

@@ -15,7 +15,7 @@ from slipstream.models.format.digests import hub_commit, weights_digest
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel, parse_device
-from slipstream.models.loading import load_model
+from slipstream.models.loading import load_model, sizes_of
 from slipstream.models.threads import Cores, load_on
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.kv import DTYPE
@@ -99,7 +99,7 @@ def _load(
         built = build_target(
             loaded,
             numerics=config.numerics,
-            limits=config.target_limits(),
+            limits=config.target_limits(sizes_of(loaded.model).layout.num_layers),
             team=team,
             tool_format=config.tool_format,
             has_defaults=config.sampling_defaults == "model",

@@ -1,11 +1,15 @@
 """Configuration of a target. Values only; `slipstream.config` reads them."""
 
+import re
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest, check
+from slipstream.core.policy.options import EAGLE
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import FP8
+from slipstream.models.eagle.eagle_config import default_layers
+from slipstream.models.eagle.eagle_weights import head_layers
 from slipstream.models.memory import ComputeOptions
 from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
@@ -22,6 +26,8 @@ from slipstream.state.options import StoreOptions
 from slipstream.text.tool_prompt import AUTO_FORMAT, TOOL_FORMATS
 from slipstream.verifying.build import MAX_ROWS, TargetLimits
 
+NO_LAYERS, AUTO_LAYERS = "none", "auto"
+_LAYERS = re.compile(r"none|auto|eagle3:.+|\d{1,5}(,\d{1,5})*")
 _LEAST_ROWS = MAX_NODES + 1
 """Batched tokens of a step: the largest proposal, and the token above it."""
 
@@ -57,6 +63,11 @@ class TargetConfig:
         "Processes that share the model, each with a part of every layer and a GPU of its own.",
         above=0,
     )
+    hidden_layers: str = option(
+        NO_LAYERS,
+        "Layers whose inputs are kept for EAGLE-3 drafts: none; those of a head, eagle3:HEAD;"
+        " numbers from 0, such as 2,15,27; auto: layer 2, the middle one and the third last.",
+    )
     sessions: SessionOptions = group(
         SessionOptions,
         max_parked_bytes=option(
@@ -84,6 +95,9 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_numerics(self.numerics)
+        is_known = bool(_LAYERS.fullmatch(self.hidden_layers))
+        forms = "none, auto, eagle3:HEAD or numbers such as 2,15,27"
+        check(is_known, "hidden_layers", self.hidden_layers, forms)
         if self.compute.dtype == FP8 and self.tensor_parallel > 1:
             raise InvalidRequest(
                 f"tensor_parallel is {self.tensor_parallel}, but the dtype is fp8, which one GPU"
@@ -109,8 +123,8 @@ class TargetConfig:
             self.listen, self.tls, self.sessions.max_sessions, StreamKv=self.tls_draft_names
         )
 
-    def target_limits(self) -> TargetLimits:
-        """Return how much the engine holds and computes at once."""
+    def target_limits(self, num_layers: int) -> TargetLimits:
+        """Return what the engine of a model of so many layers holds and computes at once."""
         sessions, max_rows = self.sessions, self.max_rows_per_step or MAX_ROWS
         return TargetLimits(
             sessions.max_sessions,
@@ -118,4 +132,14 @@ class TargetConfig:
             sessions.max_parked_bytes,
             max_rows,
             max_prompt_delay_s=self.max_prompt_delay_ms / 1000,
+            hidden_layers=layers_of(self.hidden_layers, num_layers),
         )
+
+
+def layers_of(text: str, num_layers: int) -> tuple[int, ...]:
+    """Return the layers that the option names, of a model of so many. Raises as `head_layers`."""
+    if text == AUTO_LAYERS:
+        return default_layers(num_layers)
+    if text == NO_LAYERS or text.startswith(EAGLE):
+        return head_layers(text, num_layers)
+    return tuple(map(int, text.split(",")))

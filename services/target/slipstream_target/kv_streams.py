@@ -23,6 +23,7 @@ from slipstream.core.errors import (
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.engine.thread import EngineThread
+from slipstream.models.kv.cache import view_layout
 from slipstream.rpc.kv import (
     ENCODING,
     KvEncoding,
@@ -38,7 +39,7 @@ from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammar_constraint import CompiledGrammar
-from slipstream.verifying.kv_sender import KvSender, KvSlice, check_layers
+from slipstream.verifying.kv_sender import KvSender, KvSlice
 
 MAX_READERS = 4
 """Readers of one session: a draft, and what it left behind when it lost its connection."""
@@ -163,12 +164,12 @@ class KvStreams:
         """Send what there is, then what comes, until the session ends.
 
         Raises `HandshakeError` for another process, `SessionNotFound`, `PermissionDenied` for a
-        wrong credential, `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a
-        start above what is held.
+        wrong credential, what `view_layout` does for layers, `SessionOutOfSync` for a start above
+        what is held.
         """
         session = self._admit(request)
-        layout, source = self._target.layout, KvStreamSource(request.session_id, self._incarnation)
-        check_layers(request.layers, layout.num_layers)
+        source = KvStreamSource(request.session_id, self._incarnation)
+        layout = view_layout(self._target.layout, request.layers)
         form = KvFormat(
             tuple(request.layers),
             layout.num_kv_heads,

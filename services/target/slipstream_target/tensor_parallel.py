@@ -28,7 +28,7 @@ from slipstream.models.torch.loading import check_ranks
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
 from slipstream.models.torch.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.parent_watch import watched_command
-from slipstream_target.config import TargetConfig
+from slipstream_target.config import NO_LAYERS, TargetConfig
 
 _LOG = logging.getLogger("slipstream.target")
 _GRACE_S = 10.0
@@ -52,6 +52,7 @@ class TensorParallelPlan:
     numerics: str
     num_threads: int
     pin_threads: bool = False
+    hidden_layers: str = NO_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,7 @@ def start_workers(config: TargetConfig, on_lost: OnLost) -> WorkerProcesses:
         config.numerics,
         threads,
         pin_threads=config.compute.pin_threads,
+        hidden_layers=config.hidden_layers,
     )
     return WorkerProcesses(plan, on_lost)
 

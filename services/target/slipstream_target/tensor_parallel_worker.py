@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
-from slipstream.models.loading import causal_model
+from slipstream.models.loading import causal_model, sizes_of
 from slipstream.models.threads import Cores, load_on
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
 from slipstream.models.torch.tensor_parallel import TensorParallelGroup, TensorParallelWorker
+from slipstream_target.config import layers_of
 from slipstream_target.tensor_parallel import WorkerFailure, WorkerTask
 
 
@@ -55,8 +56,13 @@ def _load(task: WorkerTask) -> TensorParallelWorker:
     loaded = load_target_parts(
         str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
     )
-    split = TensorParallelGroup(ranks)
-    model = causal_model(loaded.model, numerics=plan.numerics, split=split, path=loaded.path)
+    model = causal_model(
+        loaded.model,
+        numerics=plan.numerics,
+        split=TensorParallelGroup(ranks),
+        path=loaded.path,
+        hidden_layers=layers_of(plan.hidden_layers, sizes_of(loaded.model).layout.num_layers),
+    )
     return TensorParallelWorker(model, ranks)
 
 

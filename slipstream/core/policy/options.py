@@ -33,9 +33,9 @@ class SpeculationOptions:
     `max_draft_tokens` bounds a path, `max_nodes` the tree: by default at the calibrated number, or
     at what `widths`, roots or `max_draft_tokens` make if that is more. `threshold` is of `stop`;
     `widths` are the children per depth of shape `product`; `num_roots` is of `target-init`.
-    `drafter` is a kind: glide, vanilla or ngram. `lookup` adds what the text repeats, and what
-    n-gram stores have, to what the draft proposes. With `overlap` a draft service goes on drafting
-    while the target verifies. Members of enumerations may be given by their values.
+    `drafter` is a kind: glide, eagle3, vanilla or ngram. `lookup` adds what the text repeats, and
+    what n-gram stores have, to what the draft proposes. With `overlap` a draft service goes on
+    drafting while the target verifies. Members of enumerations may be given by their values.
     """
 
     mode: Mode = Mode.AUTO
@@ -135,7 +135,12 @@ class Capability:
     """Permission to copy text beside the proposals, and to draft while they are verified."""
 
 
-_MODELS = frozenset({"glide", "vanilla"})
+VANILLA, EAGLE = "vanilla:", "eagle3:"
+"""Beginnings of the names of drafts that are models, or heads, by themselves."""
+READING = ("glide", "eagle3")
+"""Drafters that are made for one target, which they may read."""
+_KINDS = (*READING, "vanilla")
+_MODELS = frozenset(_KINDS)
 _DRAFTERS = _MODELS | {"ngram"}
 _STOPS = frozenset(StopPolicy)
 _DRAWN_SHAPES = frozenset({Shape.CHAIN, Shape.PRODUCT, Shape.CAPE})
@@ -167,7 +172,7 @@ VERIFICATIONS: dict[Verification, Capability] = {
 DRAFTERS: dict[str, Capability] = {
     **{
         name: Capability(name, frozenset(Shape), _STOPS, frozenset({name}), extras=True)
-        for name in ("glide", "vanilla")
+        for name in _KINDS
     },
     "ngram": Capability(
         "ngram",

@@ -74,8 +74,8 @@ class Profile:
 class DraftFacts:
     """Facts of a draft, as it describes itself: its kind, calibrated defaults and abilities.
 
-    `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for;
-    `step_s` is what a draft step took when it was loaded, in seconds.
+    `kind` is glide, eagle3, vanilla, ngram or none; `max_lag` is the longest path it was trained
+    for; `step_s` is what a draft step took when it was loaded, in seconds.
     """
 
     kind: str

@@ -7,7 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.models.cuda.layers import LARGEST, LEAST, add_norm, gate, place, scaled_linear
+from slipstream.models.cuda.layers import (
+    LARGEST,
+    LEAST,
+    add_norm,
+    gate,
+    place,
+    read_states,
+    scaled_linear,
+)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **sizes: Any) -> None:
@@ -66,6 +74,21 @@ def _place(
 
 
 @triton.jit
+def _read_states(others, slots, out, num_sessions, half, WIDTH: tl.constexpr):
+    """Half of a token's hidden state of one layer."""
+    row, layer, side = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    session = row * num_sessions // tl.num_programs(0)
+    place = others + 2 * (layer * num_sessions + session)
+    address, num_slots, slot = tl.load(place), tl.load(place + 1), tl.load(slots + row)
+    inner = tl.arange(0, WIDTH)
+    is_there = inner < tl.where((slot >= 0) & (num_slots > 0), half, 0)
+    buffer = address.to(tl.pointer_type(out.dtype.element_ty)) + (side * num_slots + slot) * half
+    own = tl.load(buffer + inner, mask=is_there, other=0.0)
+    into = out + ((row.to(tl.int64) * tl.num_programs(1) + layer) * 2 + side) * half
+    tl.store(into + inner, own, mask=inner < half)
+
+
+@triton.jit
 def _gate(x, out, size, WIDTH: tl.constexpr):
     """A part of a row of silu(a) * b."""
     row, inner = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -117,6 +140,17 @@ def place_heads(
     sizes = (num_layer // 2, num_slots, size, cos.shape[1])
     width, has_norms = triton.next_power_of_2(size), bool(norms)
     launch(_place, (len(qkv), num), *given, eps, *sizes, WIDTH=width, NORMS=has_norms)
+    return out
+
+
+@read_states.register_kernel("cuda")
+def read_halves(like: Tensor, others: Tensor, slots: Tensor, size: int) -> Tensor:
+    """See `read_states`."""
+    num_layers, num_sessions, _ = others.shape
+    out, half = like.new_empty(len(slots), num_layers * size), size // 2
+    given = (others.contiguous(), slots.contiguous(), out, num_sessions, half)
+    grid = (len(slots), num_layers, 2)
+    launch(_read_states, grid, *given, WIDTH=triton.next_power_of_2(half))
     return out
 
 

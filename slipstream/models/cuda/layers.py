@@ -4,6 +4,7 @@ What is between two products is one operator, in float32 and rounded once: a CPU
 in `kernels.py`. A layer gives what it adds to the residual stream apart, and the next norm adds it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,6 +86,27 @@ def attend_others(
     return attend_by_session(turned, layer_of, tokens, size**-0.5)
 
 
+@torch.library.custom_op("slipstream::read_states", mutates_args=(), device_types="cpu")
+def read_states(like: Tensor, others: Tensor, slots: Tensor, size: int) -> Tensor:
+    """Return hidden states of another model, of L layers side by side, [R, L * size]; `like` has
+    their dtype.
+
+    `others` [L, S, 2] int64 are the address of each session's buffer [2, n, size / 2] and its n;
+    `slots` [R] int64 are those of R / S tokens of each session in turn, below 0 for zeros.
+    """
+    (num_layers, sessions, _), half = others.shape, size // 2
+    out = like.new_zeros(sessions, len(slots) // sessions, num_layers, 2, half)
+    for into, own, places in zip(
+        out, slots.view(sessions, -1), others.transpose(0, 1), strict=True
+    ):
+        is_there = own >= 0
+        for layer, (address, num_slots) in enumerate(places.tolist()):
+            if num_slots:
+                buffer = tensor_at(address, (2, num_slots, half), like.dtype)
+                into[is_there, layer] = buffer[:, own[is_there]].transpose(0, 1)
+    return out.view(len(slots), -1)
+
+
 @torch.library.custom_op("slipstream::gate", mutates_args=(), device_types="cpu")
 def gate(x: Tensor) -> Tensor:
     """Return silu(a) * b [R, n] of x [R, 2 * n], which is a beside b."""
@@ -152,6 +174,8 @@ class FusedNorm(nn.Module):
     def __init__(self, norm: Any) -> None:
         super().__init__()
         self.weight, self.eps = norm.weight, norm.variance_epsilon
+        self.keep: Callable[[Tensor], None] | None = None
+        """Takes each sum, where it is kept."""
 
     def forward(self, stream: Tensor | Stream) -> Tensor:
         """Return the norm [1, R, d] of a stream."""
@@ -162,6 +186,8 @@ class FusedNorm(nn.Module):
         what comes to it."""
         x, more = (stream[0], stream[0][:0]) if isinstance(stream, Tensor) else stream
         found: Stream = add_norm(x, more, self.weight, self.eps)
+        if self.keep is not None:
+            self.keep(found[0])
         return found
 
 

@@ -14,7 +14,8 @@ class EagleConfig:
     `head_size` is the number of columns of its head. With `norms_residual` the residual stream
     starts behind the norm of the fused state; with `norms_states` all states together, and with
     `norms_each_state` each alone, pass a norm before they are fused; with `norms_output` the next
-    step reads the state behind the last norm.
+    step reads the state behind the last norm. `max_lag` is the largest distance between the newest
+    state that is read and a token.
     """
 
     vocab_size: int
@@ -34,3 +35,9 @@ class EagleConfig:
     norms_states: bool = False
     norms_each_state: bool = False
     norms_output: bool = False
+    max_lag: int = 32
+
+
+def default_layers(num_layers: int) -> tuple[int, int, int]:
+    """Return the target layers whose inputs a head reads by default: low, middle and high."""
+    return 2, num_layers // 2, num_layers - 3

@@ -19,14 +19,21 @@ WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _NO_CONFIG = "no config.json"
+PICKLED = (
+    'pickled weights are never loaded; convert them with `python -c "import torch,'
+    " safetensors.torch as s; s.save_file(torch.load('pytorch_model.bin', 'cpu',"
+    " weights_only=True), 'model.safetensors')\"`"
+)
+"""Advice about pickled weights."""
 _PARTIAL = ".partial-"
 PROBE_TIMEOUT_S = 5.0
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}(@\w[\w./-]{0,95})?", re.ASCII)
 _IGNORED = ["*/*", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf"]
 
 
-def missing_part(folder: Path) -> str | None:
-    """Return what a directory lacks to be a loadable model, or None when it is complete."""
+def missing_part(folder: Path, *, has_tokenizer: bool = True) -> str | None:
+    """Return what a directory lacks to be a loadable model, or None when it is complete. Heads have
+    no tokenizer."""
     if gguf_in(folder) is not None:
         return None  # the file has all of it
     if not (folder / "config.json").is_file():
@@ -34,7 +41,7 @@ def missing_part(folder: Path) -> str | None:
         return f"several GGUF files, of which one must be named: {files}" if files else _NO_CONFIG
     if lack := _missing_weights(folder):
         return lack
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    if has_tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
         return "no tokenizer"
     return None
 
@@ -118,7 +125,7 @@ def unwritable(cache_dir: Path, error: Exception) -> ModelError:
     )
 
 
-def cached_snapshot(name: str) -> Path | None:
+def cached_snapshot(name: str, *, has_tokenizer: bool = True) -> Path | None:
     """The hub cache's newest complete copy of a repository, without asking the network.
 
     Of OWNER/NAME@REVISION it is the copy of that commit, branch or tag.
@@ -132,7 +139,7 @@ def cached_snapshot(name: str) -> Path | None:
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     # A download that was cut short leaves a snapshot directory too.
-    return path if missing_part(path) is None else None
+    return path if missing_part(path, has_tokenizer=has_tokenizer) is None else None
 
 
 def is_hub_id(name: str) -> bool:
@@ -146,7 +153,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return hub_id, revision or None
 
 
-def fetch_snapshot(name: str) -> Path:
+def fetch_snapshot(name: str, *, has_tokenizer: bool = True) -> Path:
     """Download a repository's safetensors model into the hub's cache.
 
     One request decides whether the hub is there, so that a machine without network fails in
@@ -160,13 +167,13 @@ def fetch_snapshot(name: str) -> Path:
         info = HfApi().model_info(hub_id, revision=revision, timeout=PROBE_TIMEOUT_S)
         names = [file.rfilename for file in info.siblings or []]
         if not any(name.endswith(".safetensors") for name in names):
-            raise WeightsError(f"{name} has no safetensors weights on the hub")
+            raise WeightsError(f"{name} has no safetensors weights on the hub: {PICKLED}")
         path = snapshot_download(hub_id, revision=info.sha, ignore_patterns=_IGNORED)
     except WeightsError:
         raise
     except Exception as error:  # its HTTP library and its errors differ between versions
         raise ModelNotFound(f"{name} can't be had from the hub ({brief(error)})") from None
-    if lack := missing_part(Path(path)):
+    if lack := missing_part(Path(path), has_tokenizer=has_tokenizer):
         raise WeightsError(f"{name} on the hub is not a loadable model: {lack}")
     return Path(path)
 

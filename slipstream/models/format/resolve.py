@@ -84,6 +84,22 @@ def resolve(
     return _fetch_known(known, settings.cache_dir, progress)
 
 
+def resolve_head(name: str, *, progress: Progress | None = None) -> Path:
+    """Return the directory of a draft head, a path or a hub id, fetched when it is not on this
+    machine. Raises as `resolve` does."""
+    if (path := _found(name)) or (
+        is_hub_id(name) and (path := cached_snapshot(name, has_tokenizer=False))
+    ):
+        return path
+    if not is_hub_id(name) or load_settings().offline:
+        raise ModelNotFound(
+            f"the head {name!r} is not on this machine; it is a directory or OWNER/NAME[@REVISION]"
+            " of the hub, which is not asked when we are offline"
+        )
+    (progress or NoProgress()).step(f"asking the hub for {name}")
+    return fetch_snapshot(name, has_tokenizer=False)
+
+
 def list_models(*, settings: EnvironmentSettings | None = None) -> list[StoredModel]:
     """Every model with a short name, and where it is."""
     settings = settings or load_settings()

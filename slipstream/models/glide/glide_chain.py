@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.models.glide.chain_stop import ChainNumber, DecisionNetwork, StateNumber, StepNumber
 from slipstream.models.glide.glide import Rope
-from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchGlide
+from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchDraft
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.torch.paged import on_pages, tiles_of
 
@@ -27,7 +27,7 @@ class ChainModel:
     """A `draft`, the rotary factors [2, L, rotary_dim] of its chains' positions, its decision
     model, and how many target layers it reads."""
 
-    draft: TorchGlide
+    draft: TorchDraft
     rotary: Tensor
     decision: DecisionNetwork | None
     num_others: int
@@ -53,7 +53,8 @@ class ChainModel:
 
 class ChainMemory:
     """Tensors that B sessions' chains read in all of their steps, where graphs find them:
-    `integers`, of which `steps` are one part, and `numbers` [B, n] as `ChainNumber` names them."""
+    `integers`, of which `steps` are one part, `numbers` [B, n] as `ChainNumber` names them, and
+    the `features` [B, c] of last tokens whose states the target has not sent."""
 
     def __init__(
         self, model: ChainModel, pool: KvPool, sessions: int, num_pages: int, sizes: tuple[int, int]
@@ -68,6 +69,7 @@ class ChainMemory:
         numbers = torch.zeros(sessions, ChainNumber.POINTS + num_points, dtype=torch.float64)
         numbers[:, ChainNumber.NUM_POINTS] = num_points
         self.numbers = numbers.to(device)
+        self.features = model.draft.embeddings.new_zeros(sessions, model.draft.num_features)
         pages, seen, others, steps = self.integers.split(parts)
         self.pages, self.seen = (own.view(sessions, -1) for own in (pages, seen))
         self.others = others.view(-1, sessions, 2)
@@ -91,12 +93,12 @@ class ChainMemory:
 
 def first_pass(
     model: ChainModel, memory: ChainMemory, rows: int
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return the function of `rows` new tokens of each session, given as [5 * B * rows + B]
-    integers: tokens, positions, slots, numbers of own keys and of the target's, and which rows are
-    the last ones. It returns states and numbers as `later_steps` does."""
+    integers: tokens, positions, slots, numbers of own keys, numbers of the target's or slots of
+    its states, and which rows are the last ones. It returns what `later_steps` does."""
 
-    def run(given: Tensor) -> tuple[Tensor, Tensor]:
+    def run(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tokens, positions, slots, counts, num_read, last = given.split(
             [memory.sessions * rows] * 5 + [memory.sessions]
         )
@@ -105,32 +107,33 @@ def first_pass(
         passes = [memory.attended(*ends, 1, last)]
         if len(model.draft.layers) > 1:
             passes.insert(0, memory.attended(counts, num_read, rows))
-        read = DraftTokens(tokens, model.turns(positions), slots)
-        hidden = model.draft.states(memory.pool, read, passes)
-        return _ended([model.read(hidden, steps, memory, memory.start)])
+        features = model.draft.features(memory.others, num_read, memory.features)
+        read = DraftTokens(tokens, model.turns(positions), slots, features)
+        carried, hidden = model.draft.states(memory.pool, read, passes)
+        return *_ended([model.read(hidden, steps, memory, memory.start)]), carried
 
     return run
 
 
 def later_steps(
     model: ChainModel, memory: ChainMemory
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return the function of `STEPS` steps [STEPS, 7, B], as `StepNumber` names them, of chains in
-    some states [4, B]. It returns their states behind them, and [B, n + 2] float64: the numbers of
-    slots, then lengths and reasons."""
+    some states [4, B], and of what their last tokens gave, [B, c]. It returns their states behind
+    them, [B, n + 2] float64: the numbers of slots, then lengths and reasons, and what their last
+    tokens give."""
 
-    def run(steps: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def run(steps: Tensor, state: Tensor, carried: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found = []
         turns = model.turns(steps[:, StepNumber.POSITION].flatten())
         for cos, sin, step in zip(*(own.chunk(STEPS) for own in turns), steps, strict=True):
-            tokens = DraftTokens(
-                state[StateNumber.TOKEN].long(), Rope(cos, sin), step[StepNumber.SLOT]
-            )
+            ids, slots = state[StateNumber.TOKEN].long(), step[StepNumber.SLOT]
+            tokens = DraftTokens(ids, Rope(cos, sin), slots, carried)
             attended = memory.attended(step[StepNumber.COUNT], step[StepNumber.NUM_READ], 1)
-            hidden = model.draft.states(memory.pool, tokens, [attended])
+            carried, hidden = model.draft.states(memory.pool, tokens, [attended])
             found.append(model.read(hidden, step, memory, state))
             state = found[-1][0]
-        return _ended(found)
+        return *_ended(found), carried
 
     return run
 

@@ -30,7 +30,7 @@ from slipstream.models.glide.glide_chain import (
     later_steps,
 )
 from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer, limits_of
-from slipstream.models.glide.glide_torch import TorchGlide, pages_read, place_of
+from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest
 from slipstream.models.torch.packing import fit, powers
@@ -38,6 +38,8 @@ from slipstream.models.torch.packing import fit, powers
 _SESSIONS = powers(64)
 _FEW = CHAIN_ROWS // _SESSIONS[-1]
 """New tokens of a session that all chains of a pass may have, and chains that may have more."""
+_Begun = tuple[int, int, Tensor | None]
+"""What a `_Pass` has of one chain: its part of `starts`, of `num_seen` and of `features`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class _Pass:
     """Pages [N, P] of their own keys; behind them the pool's scratch, as for what has no room."""
     order: Array
     """Chain of each of B sessions of a shape: padding repeats the first one."""
+    features: Sequence[Tensor | None]
+    """What the last tokens have beside them, [1, c], where the target has not sent their states."""
 
     def places(self, columns: Array) -> tuple[Array, Array]:
         """Return positions and slots of tokens at `columns` [N, n] of their sessions' keys."""
@@ -66,13 +70,20 @@ class _Pass:
         leads = np.array([ask.state.lead for ask in self.asks])[:, None]
         return limits_of(columns, self.num_seen[:, None], leads, reads_first=reads_first)
 
-    def first(self, rows: int) -> Array:
-        """Return what `first_pass` takes, of `rows` tokens each; padding repeats the first one."""
-        news = [list(ask.tokens[start:]) for ask, start in zip(self.asks, self.starts, strict=True)]
+    def first(self, rows: int, seen: Array | None = None) -> Array:
+        """Return what `first_pass` takes, of `rows` tokens each; padding repeats the first one. Of
+        hidden states, those are read that are on the pages `seen` [N, P]."""
+        pairs = zip(self.asks, self.starts, strict=True)
+        news = [list(ask.state.tokens[start:]) for ask, start in pairs]
         counts, index = self.counts - self.starts, np.arange(rows)
         columns = self.starts[:, None] + np.where(index < counts[:, None], index, 0)
         tokens = np.array([new + new[:1] * (rows - len(new)) for new in news])
-        read = self.num_read(columns, reads_first=True)
+        if seen is None:
+            read = self.num_read(columns, reads_first=True)
+        else:
+            page = np.take_along_axis(seen, columns // BLOCK_SIZE, 1)
+            slots = page * BLOCK_SIZE + columns % BLOCK_SIZE
+            read = np.where(columns < self.num_seen[:, None], slots, -1)
         last = np.arange(len(self.order)) * rows + counts[self.order] - 1
         parts = (tokens, *self.places(columns), columns + 1, read)
         return np.concatenate([*(part[self.order].reshape(-1) for part in parts), last])
@@ -87,7 +98,7 @@ class _Pass:
         made[: StepNumber.FIRST_KEY] = *self.places(columns), columns + 1, read, lags
         for index, ask in enumerate(self.asks):
             if not ask.sampling.is_greedy:
-                first = int(self.counts[index]) + ask.state.skipped
+                first = len(ask.tokens) + ask.state.skipped
                 keys = [draw_keys(ask.sampling, first + depth) for depth in range(ask.limit)]
                 made[StepNumber.FIRST_KEY :, index, : ask.limit] = np.array(keys).T
         return made[:, self.order].transpose(2, 0, 1)
@@ -108,7 +119,8 @@ class _Pass:
 
 
 class GlideChains:
-    """Follows chains with a GliDe draft in fixed shapes, which `prepare` captures."""
+    """Follows chains with a GliDe draft, or an EAGLE-3 head, in fixed shapes, which `prepare`
+    captures."""
 
     max_new_tokens = 32
     keeps_nodes = False
@@ -122,9 +134,9 @@ class GlideChains:
     ) -> None:
         """Positions are below `context_length`. Requests go by the `profile`."""
         length = context_length + MAX_DRAFT_TOKENS + BLOCK_SIZE
-        draft, self._check = scorer.backend, scorer.check
-        assert isinstance(draft, TorchGlide), "native code follows no chains"
-        self._draft, self._layers = draft, scorer.config.target_layers
+        draft, self._scorer = scorer.backend, scorer
+        assert isinstance(draft, TorchDraft), "native code has chains of its own"
+        self._draft, self._layers = draft, scorer.layers
         self.replay = Replay(torch.device(scorer.layout.device))
         network = None if decision is None else network_of(decision, draft.embeddings.device)
         rotary = torch.stack(draft.rope(length))
@@ -149,8 +161,8 @@ class GlideChains:
             for rows in (_FEW, self.max_new_tokens)[: 1 + (sessions <= _FEW)]:
                 given = np.zeros((5 * rows + 1) * sessions, np.int64)
                 given[2 * rows * sessions : 3 * rows * sessions] = pool.scratch.start
-                state, _ = self._first(memory, rows, given)
-            self._later(memory, 1, state)
+                found = self._first(memory, rows, given)
+            self._later(memory, 1, found)
 
     @torch.inference_mode()
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
@@ -159,27 +171,42 @@ class GlideChains:
         The states hold the requests' tokens then, and no tree. Raises as `GlideScorer.score`.
         """
         for ask in asks:
-            self._check(ask.sync)
-        starts = [ask.state.begin(ask.tokens, ask.view) for ask in asks]
-        news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
+            self._scorer.check(ask.sync)
+        begun = self._begin(asks)
+        news = [len(ask.state.tokens) - own[0] for ask, own in zip(asks, begun, strict=True)]
         found: dict[int, list[ChainPosition]] = {}
         for group in _groups(news):
             most, steps = max(news[index] for index in group), (_FEW, self.max_new_tokens)
             rows = fit(most, steps, what="new tokens of a chain")
-            own = self._pass([asks[index] for index in group], [starts[index] for index in group])
+            own = self._pass([asks[index] for index in group], [begun[index] for index in group])
             found.update(zip(group, self._follow(own, rows), strict=True))
         return [found[index] for index in range(len(asks))]
 
-    def _pass(self, asks: Sequence[ChainRequest], starts: Sequence[int]) -> _Pass:
+    def _begin(self, asks: Sequence[ChainRequest]) -> list[_Begun]:
+        """Have the states hold the requests' tokens. Where the view lacks hidden states of a text,
+        all of it but the last token is computed."""
+        late = [ask for ask in asks if not 0 < len(ask.tokens) - 1 <= ask.sync.num_seen]
+        late = late if self._draft.num_features else []
+        steps = {id(step.state): step for step in self._scorer.steps([ask.sync for ask in late])}
+        begun: list[_Begun] = []
+        for ask in asks:
+            step, seen = steps.get(id(ask.state)), ask.sync.num_seen
+            if step is None:
+                begun.append((ask.state.begin(ask.tokens, ask.view), seen, None))
+            else:
+                begun.append((step.start, min(seen, step.start), step.features))
+        return begun
+
+    def _pass(self, asks: Sequence[ChainRequest], begun: Sequence[_Begun]) -> _Pass:
         pages = np.full((len(asks), self._num_pages), asks[0].state.cache.pool.num_pages)
         for row, ask in zip(pages, asks, strict=True):
             own = ask.state.cache.pages[: self._num_pages]
             row[: len(own)] = own
-        counts = np.array([len(ask.tokens) for ask in asks])
-        num_seen = np.array([ask.sync.num_seen for ask in asks])
+        counts = np.array([len(ask.state.tokens) for ask in asks])
+        starts, num_seen, features = zip(*begun, strict=True)
         order = np.arange(fit(len(asks), _SESSIONS, what="chains at once"))
         order = np.where(order < len(asks), order, 0)
-        return _Pass(asks, np.array(starts), counts, num_seen, pages, order)
+        return _Pass(asks, np.array(starts), counts, np.array(num_seen), pages, order, features)
 
     def _follow(self, own: _Pass, rows: int) -> list[list[ChainPosition]]:
         asks, num, order = own.asks, len(own.asks), own.order
@@ -188,11 +215,16 @@ class GlideChains:
         parts = (own.pages[order], seen[order], others[:, order], own.steps())
         send(torch.from_numpy(np.concatenate([part.ravel() for part in parts])), memory.integers)
         send(torch.from_numpy(own.numbers(self._sizes[1])), memory.numbers)
-        state, numbers = self._first(memory, rows, own.first(rows))
-        waits, tables = [fetch(numbers)], list[Array]()
+        if any(features is not None for features in own.features):
+            none = memory.features.new_zeros(1, self._draft.num_features)
+            given = [none if features is None else features for features in own.features]
+            memory.features.copy_(torch.cat([given[index] for index in order]))
+        states = seen if self._draft.num_features else None
+        found = self._first(memory, rows, own.first(rows, states))
+        waits, tables = [fetch(found[1])], list[Array]()
         for depth in range(1, max(ask.limit for ask in asks), STEPS):
-            state, numbers = self._later(memory, depth, state)
-            waits.append(fetch(numbers))
+            found = self._later(memory, depth, found)
+            waits.append(fetch(found[1]))
             tables.append(waits.pop(0)()[:num])
             if (tables[-1][:, -1] != GOES_ON).all():
                 break
@@ -226,16 +258,17 @@ class GlideChains:
             self._memories[key] = ChainMemory(*given)
         return self._memories[key]
 
-    def _first(self, memory: ChainMemory, rows: int, given: Array) -> tuple[Tensor, Tensor]:
+    def _first(self, memory: ChainMemory, rows: int, given: Array) -> tuple[Tensor, ...]:
         body = first_pass(self._model, memory, rows)
-        state, numbers = self.replay.run((id(memory), rows), body, [torch.from_numpy(given)])
-        return state, numbers
+        return self.replay.run((id(memory), rows), body, [torch.from_numpy(given)])
 
-    def _later(self, memory: ChainMemory, depth: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        steps = memory.steps[depth : depth + STEPS]
+    def _later(
+        self, memory: ChainMemory, depth: int, found: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return what `later_steps` does behind what it, or the first pass, has `found`."""
+        steps, (state, _, carried) = memory.steps[depth : depth + STEPS], found
         body = later_steps(self._model, memory)
-        state, numbers = self.replay.run((id(memory), "later"), body, [steps, state])
-        return state, numbers
+        return self.replay.run((id(memory), "later"), body, [steps, state, carried])
 
 
 def _groups(news: Sequence[int]) -> Iterator[list[int]]:

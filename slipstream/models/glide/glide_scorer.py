@@ -5,7 +5,7 @@ and values come from.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import CPU, Array
+from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
@@ -101,7 +102,8 @@ class SessionStep:
     """A session's part of a pass: new tokens at their positions.
 
     Their keys come to places `start`, `start` + 1, ...: the prefix has the first ones, the tree's
-    nodes have those behind it. The last `num_kept` go on behind the last layer's keys.
+    nodes have those behind it. The last `num_kept` go on behind the last layer's keys. `features`
+    [n, d] are what an EAGLE-3 head reads beside each of them, where its backend computes.
     """
 
     state: GlideState
@@ -109,6 +111,7 @@ class SessionStep:
     positions: Sequence[int]
     start: int
     num_kept: int
+    features: Any | None = None
 
     @property
     def first_node(self) -> int:
@@ -141,11 +144,19 @@ class GlideScorer(Scorer):
     in their last bits with the other sessions of the pass.
     """
 
+    state_type: type[GlideState] = GlideState
+
     def __init__(
-        self, config: GlideConfig, vocab: Array, layout: KvLayout, backend: GlideBackend
+        self,
+        config: GlideConfig | EagleConfig,
+        vocab: Array,
+        layout: KvLayout,
+        backend: GlideBackend,
     ) -> None:
         """`layout` is that of the draft's own keys and values."""
         self.config, self.vocab, self.layout, self.backend = config, vocab, layout, backend
+        self.layers = config.target_layers
+        self.mirrored = replace(layout, num_layers=len(self.layers)) if self.layers else None
         self.hidden_size = config.hidden_size
         self.max_lag = config.max_lag or None
         self.context_length = None
@@ -174,7 +185,7 @@ class GlideScorer(Scorer):
         cache = KvCache(pool, limit=capacity)
         cache.reserve(capacity)
         self._reach(capacity)
-        return GlideState(cache, capacity)
+        return self.state_type(cache, capacity)
 
     def skip(self, state: GlideState, skipped: int) -> None:
         state.skip(skipped)
@@ -186,7 +197,7 @@ class GlideScorer(Scorer):
         held = len(state.tokens) + len(state.parents) if isinstance(ask, Grow) else 0
         check_room(held + len(ask.tokens), state.capacity)
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
-            wanted, seen = self.config.target_layers, ask.view.layers
+            wanted, seen = self.layers, ask.view.layers
             if missing := [layer for layer in wanted if layer not in seen]:
                 raise ModelMismatch(
                     f"the draft reads target layers {list(wanted)}, the view lacks {missing}"
@@ -201,7 +212,7 @@ class GlideScorer(Scorer):
         """
         for ask in asks:
             self.check(ask)
-        return self.backend.scores([self.step(ask) for ask in asks])
+        return self.backend.scores(self.steps(asks))
 
     def close(self, state: GlideState) -> None:
         super().close(state)
@@ -212,6 +223,10 @@ class GlideScorer(Scorer):
         if length > self._length:
             self.backend.reach(length)
             self._length = length
+
+    def steps(self, asks: Sequence[Ask]) -> list[SessionStep]:
+        """Return the steps of checked requests."""
+        return [self.step(ask) for ask in asks]
 
     def step(self, ask: Ask) -> SessionStep:
         """Return what a checked request computes; its state then is as it asks for."""
@@ -225,7 +240,7 @@ class GlideScorer(Scorer):
         state.num_read, state.addresses = ask.num_seen, None
         state.target_kv, state.target_pages = (), None
         if ask.view is not None and state.num_read:
-            state.target_kv = [ask.view.layers[layer] for layer in self.config.target_layers]
+            state.target_kv = [ask.view.layers[layer] for layer in self.layers]
             state.target_pages = ask.view.pages
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))

@@ -1,6 +1,6 @@
-"""A GliDe draft's pass in torch, eager for each session or in graphs for many.
+"""A draft's pass in torch, eager for each session or in graphs for many, and GliDe's layers.
 
-Layers compute what `glide.GlideLayer` does, over keys and values in a pool, by the operators of
+They compute what `glide.GlideLayer` does, over keys and values in a pool, by the operators of
 `cuda.layers`.
 """
 
@@ -24,7 +24,7 @@ from slipstream.models.cuda.layers import (
     scale_linears,
 )
 from slipstream.models.dtypes import Array
-from slipstream.models.glide.glide import GlideLayer, RmsNorm, Rope
+from slipstream.models.glide.glide import RmsNorm, Rope
 from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_scorer import SessionStep, limits_of
 from slipstream.models.glide.glide_weights import GlideWeights
@@ -39,11 +39,12 @@ from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
     """R tokens, `ids` [R], whose keys go to `slots` [R] int64 of a pool; `rope` is of their
-    positions, [R, rotary_dim]."""
+    positions, [R, rotary_dim]. EAGLE's have `features` [R, d] beside them."""
 
     ids: Tensor
     rope: Rope
     slots: Tensor
+    features: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +62,22 @@ class Attended:
 class TorchLayer:
     """One draft layer, whose products of the same input are one."""
 
-    def __init__(self, layer: GlideLayer) -> None:
+    def __init__(self, layer: Any, norms: Sequence[RmsNorm], cross: Sequence[Any] = ()) -> None:
+        """`norms` are those before attention and MLP."""
         own, mlp = layer.self_attn, layer.mlp
-        self._norm, self._norms, self._out = layer.self_norm, _weights(own), own.o_proj
+        self.norm, self._mlp_norm = norms
+        self._norms, self._out = _weights(own), own.o_proj
         self._qkv = joined(own.q_proj, own.k_proj, own.v_proj)
         self._gate_up, self._down = joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
-        self._cross, self._mlp_norm = layer.cross, layer.mlp_norm
+        self._cross = cross
 
     def __call__(
-        self, stream: Stream, buffer: Tensor, tokens: DraftTokens, attended: Attended
+        self, x: Tensor, inputs: Tensor, buffer: Tensor, tokens: DraftTokens, attended: Attended
     ) -> Stream:
-        """Return the stream of the kept tokens behind the layer; keys and values of all go to a
-        pool's `buffer`."""
-        (x, normed), places = _added(self._norm, stream), [*tokens.rope, tokens.slots]
-        query = place(self._qkv(normed), buffer, places, self._norms, self._norm.eps)
+        """Return the stream of the kept tokens behind the layer, x [R, d] before it; keys and
+        values of all go to a pool's `buffer`. Attention takes `inputs` [R, n], behind a norm."""
+        places = [*tokens.rope, tokens.slots]
+        query = place(self._qkv(inputs), buffer, places, self._norms, self.norm.eps)
         if attended.kept is not None:
             x, query, *places = (own[attended.kept] for own in (x, query, *places))
         if not len(x):
@@ -83,16 +86,17 @@ class TorchLayer:
         more = self._out(attend(query, buffer, attended.own, scale))
         # The outputs have no bias, so that nothing is added where nothing is read.
         for cross, buffers in zip(self._cross, attended.others, strict=False):
-            x, normed = _added(cross.norm, (x, more))
+            x, normed = added(cross.norm, (x, more))
             query = cross.q_proj(normed).view(len(x), -1, buffer.shape[2])
             turns, num_keys = [*places[:2], *_weights(cross)], len(buffer) // 2
             given = (turns, cross.norm.eps, attended.seen, num_keys)
             more = cross.o_proj(attend_others(query, buffers, *given))
-        x, normed = _added(self._mlp_norm, (x, more))
+        x, normed = added(self._mlp_norm, (x, more))
         return x, self._down(gate(self._gate_up(normed)))
 
 
-def _added(norm: RmsNorm, stream: Stream) -> Stream:
+def added(norm: RmsNorm, stream: Stream) -> Stream:
+    """Return the sum of a stream and its norm, [R, d] each."""
     found: Stream = add_norm(*stream, norm.weight, norm.eps)
     return found
 
@@ -103,36 +107,44 @@ def _weights(attention: Any) -> list[Tensor]:
     return [norm.weight for norm in norms if norm is not None]
 
 
-class TorchGlide:
-    """Layers and head of one draft; `weight_bytes` is what its weights take. `vocab` [V_d] are the
-    tokens of the head's columns."""
+class TorchDraft:
+    """Backend of a draft whose layers are torch's: `weight_bytes` is what its weights take. `vocab`
+    [V_d] are the tokens of the head's columns."""
 
-    engine = "torch"
+    engine, num_features = "torch", 0
+    layers: Sequence[TorchLayer]
 
     def __init__(
-        self, weights: GlideWeights, target: TargetParts, layout: KvLayout, *, is_scaled: bool
+        self, model: Any, layout: KvLayout, parts: Sequence[Tensor], *, is_scaled: bool
     ) -> None:
-        """`is_scaled` has the layers' products in 8-bit floats."""
-        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
-        self._dtype = torch_dtype(layout.dtype)
+        """`parts` are the vocabulary, embeddings [V, d] and head [V_d, d]; `is_scaled` has the
+        layers' products in 8-bit floats."""
+        self._dtype, config = torch_dtype(layout.dtype), model.config
         self.buffers = TorchBuffers(layout.device)
-        self._target = target
-        model = glide_model(weights).to(layout.device, self._dtype)
+        self.vocab = parts[0].to(layout.device)
+        self.embeddings, self._weight = (own.to(layout.device, self._dtype) for own in parts[1:])
+        model.to(layout.device, self._dtype)
         if is_scaled:
             scale_linears(model, layout.device)
-        self.vocab = as_tensor(weights.vocab).to(layout.device)
-        self.embeddings = target.embeddings.to(self._dtype)
-        self.layers = [TorchLayer(layer) for layer in model.layers]
         self._norm = model.norm
-        self._weight = target.head[self.vocab].to(self._dtype)
-        group = weights.config.num_heads // weights.config.num_kv_heads
+        group = config.num_heads // config.num_kv_heads
         self.tile = num_places(group) // group
         own = [self.embeddings, self._weight, *model.parameters()]
         self.weight_bytes = sum(weight.nbytes for weight in own)
 
+    def features(self, others: Tensor, slots: Tensor, given: Tensor) -> Tensor | None:
+        """Return what tokens have beside them [R, d], by states of the target as `read_states`
+        takes them; those without a slot have what is `given` [S, d] of their session."""
+        return None
+
+    def states(self, pool: KvPool, tokens: DraftTokens, passes: Sequence[Attended]) -> Stream:
+        """Return what the kept tokens give their successors [n, c], and their states [n, d] behind
+        the final norm; the last of `passes` is the last layer's, the first that of those before."""
+        raise NotImplementedError
+
     def rope(self, length: int) -> Rope:
         """Return the rotary factors of positions 0..length-1."""
-        return Rope(*rotary_tables(self._target, length, dtype=self._dtype))
+        raise NotImplementedError
 
     def reach(self, length: int) -> None:
         self._rope = self.rope(length)
@@ -145,24 +157,16 @@ class TorchGlide:
 
     @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
-        hidden = torch.cat([self._states(step) for step in steps])
-        return Scores(on_host(self.logits(hidden)), on_host(hidden))
+        each = [self._states(step) for step in steps]
+        given, hidden = (torch.cat(own) for own in zip(*each, strict=True))
+        return Scores(on_host(self.logits(hidden)), on_host(hidden), given)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return scores [n, V_d] of states [n, d]."""
         return F.linear(hidden, self._weight)
 
-    def states(self, pool: KvPool, tokens: DraftTokens, passes: Sequence[Attended]) -> Tensor:
-        """Return the states [n, d] of the kept tokens behind the final norm; the last of `passes`
-        is the last layer's, the first that of those before."""
-        x = self.embeddings[tokens.ids]
-        stream, final = (x, x[:0]), len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            stream = layer(stream, pool.layer(index), tokens, passes[-(index == final)])
-        return _added(self._norm, stream)[1]
-
-    def _states(self, step: SessionStep) -> Tensor:
-        """Return the states of a step's tokens that go on."""
+    def _states(self, step: SessionStep) -> Stream:
+        """Return what `states` does of a step's tokens that go on."""
         state, count, device = step.state, len(step.tokens), self.embeddings.device
         pool, table = state.cache.pool, as_tensor(state.cache.table())
         columns = np.arange(step.start, step.start + count)
@@ -170,6 +174,7 @@ class TorchGlide:
             torch.tensor(step.tokens, device=device),
             Rope(*(own[torch.tensor(step.positions, device=device)] for own in self._rope)),
             table[step.start : step.start + count].to(device),
+            step.features,
         )
         pages = torch.tensor([state.cache.pages], device=device)
         kept = None if step.first_node >= 0 else slice(count - step.num_kept, None)
@@ -208,6 +213,34 @@ class TorchGlide:
         depths = torch.tensor(state.depths[first:], device=device)
         seen = torch.full_like(own[2], count)
         return [*own[:2], seen + depths, seen, depths.cumsum(0) - depths, paths]
+
+
+class TorchGlide(TorchDraft):
+    """GliDe's layers, over the target's keys."""
+
+    def __init__(
+        self, weights: GlideWeights, target: TargetParts, layout: KvLayout, *, is_scaled: bool
+    ) -> None:
+        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
+        model, vocab = glide_model(weights), as_tensor(weights.vocab).to(layout.device)
+        parts = (vocab, target.embeddings, target.head[vocab])
+        super().__init__(model, layout, parts, is_scaled=is_scaled)
+        self._target = target
+        norms = [(layer.self_norm, layer.mlp_norm) for layer in model.layers]
+        each = zip(model.layers, norms, strict=True)
+        self.layers = [TorchLayer(layer, own, layer.cross) for layer, own in each]
+
+    def rope(self, length: int) -> Rope:
+        return Rope(*rotary_tables(self._target, length, dtype=self._dtype))
+
+    def states(self, pool: KvPool, tokens: DraftTokens, passes: Sequence[Attended]) -> Stream:
+        x = self.embeddings[tokens.ids]
+        stream, final = (x, x[:0]), len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            entered, wanted = added(layer.norm, stream), passes[-(index == final)]
+            stream = layer(*entered, pool.layer(index), tokens, wanted)
+        hidden = added(self._norm, stream)[1]
+        return hidden[:, :0], hidden
 
 
 def pages_read(num_read: int, pages: Sequence[int] | None) -> list[int]:

@@ -1,6 +1,7 @@
 """Drafts and parts of targets from files: native code computes where it can, else torch."""
 
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -8,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slipstream.core.errors import InvalidRequest
+from slipstream.files import path_of
 from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.eagle.eagle_scorer import EagleScorer
+from slipstream.models.eagle.eagle_weights import EagleWeights, check_eagle_target
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
-from slipstream.models.glide.glide_scorer import GlideBackend, GlideScorer
+from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
 from slipstream.models.glide.target_parts import (
     LoadedParts,
@@ -23,7 +28,7 @@ from slipstream.models.glide.target_parts import (
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import find_source, find_sources
 from slipstream.models.native.chains import NativeChains
-from slipstream.models.native.glide import NativeGlide
+from slipstream.models.native.glide import NativeEagle, NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.scorer import Chains
@@ -33,6 +38,30 @@ if TYPE_CHECKING:
     from slipstream.models.decision import DecisionModel
 
 _LOG = logging.getLogger("slipstream.models")
+_SHIPPED = Path(__file__).parent.parent / "weights"
+
+
+def glide_folder(name: str, model_id: str) -> Path:
+    """Return the directory of GliDe weights of a draft. Raises `InvalidRequest`."""
+    if name == "glide":
+        folder = shipped_folder(model_id)
+        if not folder.is_dir():
+            raise InvalidRequest(
+                f"no GliDe weights are shipped for {model_id}; train some with"
+                " `slipstream train glide` and name their directory, or draft with ngram"
+            )
+        return folder
+    if not name or not os.path.isdir(path_of(name)):
+        raise InvalidRequest(
+            f"the draft is {name!r}, but must be glide, ngram, none, vanilla:MODEL, eagle3:HEAD or"
+            " a directory of GliDe weights"
+        )
+    return path_of(name)
+
+
+def shipped_folder(model_id: str) -> Path:
+    """Return where GliDe weights for a model lie, if some were shipped."""
+    return _SHIPPED / f"{model_id}-glide"
 
 
 def load_glide(path: Path, target: TargetParts, *, is_scaled: bool = False) -> GlideScorer:
@@ -60,14 +89,27 @@ def glide_scorer(
     config = weights.config
     sizes = config.num_layers, config.num_kv_heads, config.head_dim
     layout = KvLayout(*sizes, dtype or target.dtype, target.device)
-    backend = _native(weights, target, layout) if native else None
-    if backend is None:
-        from slipstream.models.glide.glide_torch import TorchGlide
-        from slipstream.models.torch.choice import load_kernels
-
-        load_kernels(layout.device)
-        backend = TorchGlide(weights, target, layout, is_scaled=is_scaled)
+    backend = _backend(weights, target, layout, native=native, is_scaled=is_scaled)
     return GlideScorer(config, weights.vocab, layout, backend)
+
+
+def eagle_scorer(
+    weights: EagleWeights,
+    target: TargetParts,
+    *,
+    dtype: "np.dtype[Any] | None" = None,
+    native: bool = True,
+    is_scaled: bool = False,
+) -> EagleScorer:
+    """Return a scorer with these weights of an EAGLE-3 head; options as in `glide_scorer`.
+
+    Raises `ModelMismatch` for weights of another target.
+    """
+    config = weights.config
+    check_eagle_target(config, target)
+    layout = KvLayout(1, config.num_kv_heads, config.head_dim, dtype or target.dtype, target.device)
+    backend = _backend(weights, target, layout, native=native, is_scaled=is_scaled)
+    return EagleScorer(config, weights.vocab, layout, backend, target.num_layers)
 
 
 def glide_chains(
@@ -121,11 +163,31 @@ def _torch_parts() -> ModuleType:
     return torch_parts
 
 
-def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlideBackend | None:
+def _backend(
+    weights: GlideWeights | EagleWeights,
+    target: TargetParts,
+    layout: KvLayout,
+    *,
+    native: bool,
+    is_scaled: bool,
+) -> Any:
+    """Return what computes a draft: native code where it may and can, else torch."""
+    backend = _native(weights, target, layout) if native else None
+    if backend is None:
+        from slipstream.models.eagle.eagle_torch import torch_draft
+
+        backend = torch_draft(weights, target, layout, is_scaled=is_scaled)
+    return backend
+
+
+def _native(
+    weights: GlideWeights | EagleWeights, target: TargetParts, layout: KvLayout
+) -> Any | None:
     try:
-        if isinstance(target, NativeParts):
-            return NativeGlide(weights, target, layout)
-        return NativeGlide(weights, _torch_parts().as_native(target), layout)
+        parts = target if isinstance(target, NativeParts) else _torch_parts().as_native(target)
+        if isinstance(weights, EagleWeights):
+            return NativeEagle(weights, parts, layout)
+        return NativeGlide(weights, parts, layout)
     except NotNative as reason:
         if layout.device == CPU:
             _LOG.info("torch computes the draft: %s", reason)

@@ -7,10 +7,47 @@ i // 128. A page that others use as well is copied before anything in it changes
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.core.errors import CapacityError
+from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch
 from slipstream.models.dtypes import CPU, Array
-from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import KvView
+
+
+def view_layout(layout: KvLayout, layers: Sequence[int]) -> KvLayout:
+    """Return the layout of a view of some numbers of a layout: keys and values, or hidden states.
+
+    Raises `InvalidRequest` for none, for one that is not there or there twice, and for both kinds,
+    `ModelMismatch` for hidden states that the target does not keep.
+    """
+    count, shown = layout.num_layers, _named(layers)
+    states = {layer - count for layer in layers if layer >= count}
+    if not layers:
+        raise InvalidRequest("keys and values of no layer were asked for, but at least 1 is needed")
+    if len(set(layers)) != len(layers):
+        raise InvalidRequest(f"layers {shown} were asked for, but each can be sent once")
+    for layer in layers:
+        if not 0 <= layer <= 2 * count:
+            raise InvalidRequest(f"layer {layer} was asked for, but the model has {count}")
+    if not states:
+        return KvLayout(len(layers), layout.num_kv_heads, layout.head_dim, layout.dtype, CPU)
+    if len(states) < len(layers):
+        raise InvalidRequest(
+            f"layers {shown} were asked for, but those below {count} are keys and values, the"
+            " others hidden states, and a reader has one kind"
+        )
+    if not states <= {*layout.hidden_layers}:
+        needed = ",".join(map(str, sorted(states | {*layout.hidden_layers})))
+        raise ModelMismatch(
+            f"the draft reads hidden states of layers {_named(sorted(states))}, but the target"
+            f" keeps those of {_named(layout.hidden_layers) or 'none'}: start the target with"
+            f" --hidden-layers {needed}"
+        )
+    return KvLayout(len(layers), 1, layout.hidden_size // 2, layout.dtype, CPU)
+
+
+def _named(layers: Sequence[int]) -> str:
+    """Return layers as text, up to eight."""
+    return ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
 
 
 class KvCache:
@@ -101,13 +138,14 @@ class KvCache:
         return self._table_address
 
     def gather(self, layer: int, start: int, stop: int) -> Any:
-        """Positions start..stop-1 of a layer, [2 * kv_heads, n, head_dim]; copied if need be."""
+        """Positions start..stop-1 of a layer or a hidden state, [rows, n, width] as in `KvLayout`;
+        copied if need be."""
         buffer, base = self.pool.layer(layer), self.base(stop)
         if base is not None:
             own = buffer[:, base + start : base + stop]
         else:
             own = self.pool.buffers.read(buffer, self.table()[start:stop])
-        if self.pool.peers is None:
+        if self.pool.peers is None or layer >= self.pool.layout.num_layers:
             return own
         return self.pool.peers.heads(own, self.pages, layer, range(start, stop))
 
@@ -129,7 +167,8 @@ class KvCache:
         """The final positions of some layers, without a copy on a device, and elsewhere where the
         pages are neighbours."""
         pool = self.pool
-        if pool.peers is None and pool.layout.device != CPU:
+        is_whole = pool.peers is None or min(layers, default=0) >= pool.layout.num_layers
+        if is_whole and pool.layout.device != CPU:
             buffers = {layer: pool.layer(layer) for layer in layers}
             return KvView(self.count, buffers, pages=tuple(self.pages))
         end = self.count if self.base(self.num_slots) is None else self.num_slots

@@ -5,13 +5,13 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from slipstream.core.errors import CapacityError, NoRoom
+from slipstream.core.errors import CapacityError, InvalidRequest, ModelError, NoRoom
 from slipstream.models.dtypes import Array
 
 BLOCK_SIZE = 128
@@ -29,7 +29,9 @@ class KvLayout:
     """Shape of a model's cache: [2 * kv_heads, slots, head_dim] a layer, keys before values.
 
     `device` is named as torch names it, `cpu` or `cuda:0`. A model that is split among ranks has
-    `num_kv_heads` in all, and each rank an equal part.
+    `num_kv_heads` in all, and each rank an equal part. Behind its layers, number num_layers + l
+    has the hidden states that layer l of `hidden_layers` takes in, for l = num_layers those that
+    the last layer gives: [2, slots, hidden_size / 2], in two halves, whole on every rank.
     """
 
     num_layers: int
@@ -38,6 +40,8 @@ class KvLayout:
     dtype: np.dtype[Any]
     device: str
     num_ranks: int = 1
+    hidden_layers: tuple[int, ...] = ()
+    hidden_size: int = 0
 
     @property
     def num_own_heads(self) -> int:
@@ -46,13 +50,31 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes, on each rank."""
-        return 2 * self.num_layers * self.num_own_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of keys, values and hidden states that one token takes, on each rank."""
+        return sum(rows * width for rows, width in self.shapes().values()) * self.dtype.itemsize
 
     @property
     def bytes_per_page(self) -> int:
         """Bytes of a block of `BLOCK_SIZE` tokens."""
         return BLOCK_SIZE * self.bytes_per_token
+
+    def shapes(self) -> dict[int, tuple[int, int]]:
+        """Return rows and width of the buffers [rows, slots, width] of a rank, by their numbers."""
+        own = dict.fromkeys(range(self.num_layers), (2 * self.num_own_heads, self.head_dim))
+        states = (self.num_layers + layer for layer in self.hidden_layers)
+        return own | dict.fromkeys(states, (2, self.hidden_size // 2))
+
+    def keeping(self, hidden_layers: Sequence[int], hidden_size: int) -> "KvLayout":
+        """Return this layout with hidden states [hidden_size]. Raises `InvalidRequest` for layers
+        that are not there, `ModelError` for an odd size."""
+        if len({*hidden_layers} & {*range(self.num_layers + 1)}) < len(hidden_layers):
+            raise InvalidRequest(
+                f"hidden_layers is {', '.join(map(str, hidden_layers))}, but must be layers from 0"
+                f" to {self.num_layers}, each once"
+            )
+        if hidden_layers and hidden_size % 2:
+            raise ModelError(f"hidden states of {hidden_size} elements can't be kept in halves")
+        return replace(self, hidden_layers=tuple(hidden_layers), hidden_size=hidden_size)
 
 
 class PageList:
@@ -168,7 +190,7 @@ class Peers(Protocol):
 
 
 class KvPool:
-    """Pages of `BLOCK_SIZE` slots in buffers [2 * kv_heads, slots, head_dim], one a layer.
+    """Pages of `BLOCK_SIZE` slots in the buffers of a layout, one for each of its numbers.
 
     A page may have several users; who wants to write to one needs it alone. Behind the pages lie
     scratch slots for tokens of one forward that are not kept, or not in place. Memory is
@@ -190,8 +212,10 @@ class KvPool:
         self.scratch = range(
             num_pages * BLOCK_SIZE, num_pages * BLOCK_SIZE + round_up(scratch_rows, BLOCK_SIZE)
         )
-        shape = (2 * layout.num_own_heads, self.scratch.stop, layout.head_dim)
-        self._layers = [buffers.new(shape, layout.dtype) for _ in range(layout.num_layers)]
+        self._layers = {
+            number: buffers.new((rows, self.scratch.stop, width), layout.dtype)
+            for number, (rows, width) in layout.shapes().items()
+        }
         self._free = PageList(num_pages)
         self._num_users = [0] * num_pages
         self._is_clear = bytearray(num_pages)
@@ -208,13 +232,17 @@ class KvPool:
         return self.scratch.stop * self.layout.bytes_per_token
 
     def layer(self, index: int) -> Any:
-        """One layer's buffer, [2 * kv_heads, slots, head_dim]: keys, then values."""
+        """The buffer of a number, see `KvLayout`: a layer's keys, then its values."""
         return self._layers[index]
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """Addresses of the layers' buffers on the host, which take long to read."""
-        return tuple(layer.ctypes.data for layer in self._layers)
+        """Addresses of the buffers on the host by number, 0 for those that are not kept; they take
+        long to read. Without hidden states there are none behind the layers'."""
+        found = {number: layer.ctypes.data for number, layer in self._layers.items()}
+        count = self.layout.num_layers
+        numbers = range(2 * count + 1 if self.layout.hidden_layers else count)
+        return tuple(found.get(number, 0) for number in numbers)
 
     def slots(self, pages: Sequence[int]) -> Array:
         """Return the slots of pages in order, int64."""
@@ -264,9 +292,9 @@ class KvPool:
         """Copy slots; all are read before any is written."""
         if self.peers is not None:
             self.peers.copy(source, into)
-        for buffer in self._layers:
+        for buffer in self._layers.values():
             self.buffers.copy(buffer, source, into)
 
     def _clear(self, slots: slice) -> None:
-        for buffer in self._layers:
+        for buffer in self._layers.values():
             self.buffers.clear(buffer, slots)

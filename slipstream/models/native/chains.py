@@ -21,7 +21,7 @@ _NUM_STATS = 4
 
 
 class NativeChains:
-    """Follows chains with a GliDe draft; their tokens but the last are nodes of the states then."""
+    """Follows chains with a draft; their tokens but the last are nodes of the states then."""
 
     max_new_tokens = 256
     keeps_nodes = True
@@ -46,19 +46,23 @@ class NativeChains:
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         for ask in asks:
             self._scorer.check(ask.sync)
-        batch, cross = self._draft.laid_out([self._scorer.step(ask.sync) for ask in asks])
+        batch, cross = self._draft.laid_out(self._scorer.steps([ask.sync for ask in asks]))
         arrays = [_arrays(ask) for ask in asks]
         chains = (ChainState * len(asks))(*map(_chain, asks, arrays))
         stride = max(ask.limit for ask in asks)
+        cross.make_outputs(len(asks) * stride)
         count = min(max(ask.num_candidates for ask in asks), len(self._ids))
         rows = np.empty((len(asks), stride, _NUM_STATS + 2 * count), np.float32)
         ranked = RankedRows(self._ids.ctypes.data, count, rows.ctypes.data)
         pool = asks[0].state.cache.pool
         own = (self._decision, chains, stride, ranked)
         self._draft.model.follow(pool, batch, cross, len(asks), *own)
-        for ask, state in zip(asks, chains, strict=True):
+        for index, (ask, state) in enumerate(zip(asks, chains, strict=True)):
             for parent in range(-1, state.length - 2):
                 ask.state.append([parent])
+            if cross.outputs is not None:
+                first = index * stride
+                ask.state.outputs = list(cross.outputs[first : first + state.length])
         return [
             [_position(row, count, ask.num_candidates) for row in found[: state.length].tolist()]
             for found, ask, state in zip(rows, asks, chains, strict=True)

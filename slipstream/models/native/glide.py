@@ -1,4 +1,4 @@
-"""A GliDe draft's pass in native code, over the same pool of keys and values as torch's.
+"""A draft's pass in native code, over the same pool of keys and values as torch's.
 
 Matrices are kept in the 4-bit blocks of their file, or else the large ones in 8 bits: a draft's
 scores only propose, and a step reads every weight.
@@ -13,6 +13,10 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
+from slipstream.models.eagle.eagle_config import EagleConfig
+from slipstream.models.eagle.eagle_weights import EagleWeights
+from slipstream.models.format.rope import rotary_tables
+from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_scorer import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
 from slipstream.models.glide.target_parts import NativeParts
@@ -27,10 +31,12 @@ from slipstream.models.native.weights import (
     as_float32,
     eight_bits,
     exact,
+    plain,
 )
 from slipstream.models.scorer import Scores, target_place
 
 _LOG = logging.getLogger("slipstream.models")
+_DraftWeights = GlideWeights | EagleWeights
 _SMALL = 1 << 16
 """Elements of a weight up to which fewer bits gain nothing: converting the row costs as much."""
 
@@ -47,11 +53,11 @@ class NativeGlide:
 
     def __init__(self, weights: GlideWeights, target: NativeParts, layout: KvLayout) -> None:
         """Copy the weights. Raises `NotNative`."""
-        if layout.device != CPU or layout.dtype not in (BFLOAT16, FLOAT32):
-            raise NotNative(f"{layout.dtype.name} on {layout.device} has no native kernels")
+        _require_native(layout)
         self._target, self._layout = target, layout
         self._num_others = len(weights.config.target_layers)
-        self.model = NativeModel(_shape(weights, layout), target.embedding)
+        shape = {"layers": weights.config.num_layers, "num_cross": self._num_others}
+        self.model = NativeModel(_shape(weights.config, layout, **shape), target.embedding)
         head = _head(weights, target.head_rows(weights.vocab))
         self.model.set_head(as_float32(weights.tensors["norm.weight"]), head)
         for index in range(weights.config.num_layers):
@@ -68,8 +74,9 @@ class NativeGlide:
         """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
         batch, cross = self.laid_out(steps)
         pool, num_kept = steps[0].state.cache.pool, sum(step.num_kept for step in steps)
+        cross.make_outputs(num_kept)
         hidden = self.model.forward(pool, batch, num_kept=num_kept, cross=cross)
-        return Scores(self.model.logits(hidden), hidden)
+        return Scores(self.model.logits(hidden), hidden, cross.outputs)
 
     def laid_out(self, steps: Sequence[SessionStep]) -> tuple[Batch, CrossKv]:
         """Return the tokens of steps, and what they read: those that go on come first."""
@@ -81,6 +88,11 @@ class NativeGlide:
             _add(batch, cross, step, range(split, len(step.tokens)), own)
         for step, split, own in zip(steps, splits, others, strict=True):
             _add(batch, cross, step, range(split), own)
+        features: list[Any] = [step.features for step in steps]
+        if features[0] is not None:
+            pairs = list(zip(features, splits, strict=True))
+            parts = [*(own[split:] for own, split in pairs), *(own[:split] for own, split in pairs)]
+            cross.features = np.concatenate(parts)
         return batch, cross
 
     def _others(self, state: GlideState) -> Sequence[int]:
@@ -107,11 +119,7 @@ class NativeGlide:
 
     def _readable(self, given: Any, length: int) -> Array:
         """Return a buffer's first positions, those of a head beside each other."""
-        if not isinstance(given, np.ndarray):
-            from slipstream.models.torch.arrays import as_array
-
-            given = as_array(given)
-        found: Array = given[:, :length].astype(self._layout.dtype, copy=False)
+        found: Array = _array(given)[:, :length].astype(self._layout.dtype, copy=False)
         return found if found[:1].flags.c_contiguous else np.ascontiguousarray(found)
 
 
@@ -147,35 +155,111 @@ def _num_read(step: SessionStep, index: int) -> int:
     return min(step.state.num_read, place if place or is_kept else 1)
 
 
-def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:
-    config = weights.config
+class NativeEagle(NativeGlide):
+    """Layer and head of one EAGLE-3 head, and what makes features of the target's states."""
+
+    def __init__(self, weights: EagleWeights, target: NativeParts, layout: KvLayout) -> None:
+        """Copy the weights. Raises `NotNative`."""
+        _require_native(layout)
+        config, tensors = weights.config, weights.tensors
+        self._target, self._layout, self._weights = target, layout, weights
+        flags = {"norms_residual": config.norms_residual, "norms_output": config.norms_output}
+        shape = _shape(config, layout, layers=1, num_cross=0, has_features=1, **flags)
+        own = tensors.get("embed_tokens.weight")
+        self.model = NativeModel(shape, target.embedding if own is None else plain(own))
+        head = _small([tensors["lm_head.weight"]], [None])[0]
+        self.model.set_head(as_float32(tensors["norm.weight"]), head)
+        self.model.set_feature_norm(as_float32(tensors["midlayer.hidden_norm.weight"]))
+        attention = _attention(weights, "midlayer.input_layernorm", "midlayer.self_attn", "qkv")
+        mlp = _mlp(weights, "midlayer.post_attention_layernorm", "midlayer.mlp")
+        self.model.set_layer(0, [attention, mlp])
+        self._fusion = _fusion(weights)
+        self.weight_bytes = self.model.weight_bytes + self._fusion.weight_bytes
+        self.engine = f"native {self.model.kernels}"
+
+    def reach(self, length: int) -> None:
+        self.model.set_rotary(*rotary_tables(self._weights.config.rotary, length))
+
+    def fused(self, states: Sequence[Any], slots: Sequence[int]) -> Array:
+        """See `EagleBackend.fused`."""
+        config, tensors = self._weights.config, self._weights.tensors
+        if not states:
+            return np.zeros((1, config.hidden_size), np.float32)
+        kept = [as_float32(_array(state)[:, slots]) for state in states]
+        parts = [np.concatenate(list(halves), -1) for halves in kept]
+        if config.norms_each_state:
+            norms = (tensors[f"fc_norm.{index}.weight"] for index in range(len(parts)))
+            parts = [self._normed(*pair) for pair in zip(parts, norms, strict=True)]
+        both = np.concatenate(parts, -1)
+        if config.norms_states:
+            both = self._normed(both, tensors["input_norm.weight"])
+        return self._fusion.logits(both)
+
+    def joined(self, rows: Sequence[Array]) -> Array:
+        """See `EagleBackend.joined`."""
+        return np.stack(rows)
+
+    def _normed(self, values: Array, weight: Array) -> Array:
+        squares = np.square(values).mean(-1, keepdims=True) + self._weights.config.rms_norm_eps
+        found: Array = values / np.sqrt(squares) * as_float32(weight)
+        return found
+
+
+def _fusion(weights: EagleWeights) -> NativeModel:
+    """Return a model of no layers, whose head makes features of states side by side."""
+    [matrix] = _linears(weights, "fc")
+    width = matrix.num_inputs
+    sizes = {"layers": 0, "hidden": width, "heads": 1, "key_heads": 1, "head_dim": 2, "mlp": 1}
+    model = NativeModel(NativeShape(**sizes), plain(np.zeros((1, width), np.float32)))
+    model.set_head(np.ones(width, np.float32), matrix)
+    return model
+
+
+def _require_native(layout: KvLayout) -> None:
+    if layout.device != CPU or layout.dtype not in (BFLOAT16, FLOAT32):
+        raise NotNative(f"{layout.dtype.name} on {layout.device} has no native kernels")
+
+
+def _array(values: Any) -> Array:
+    """Return a buffer on the host as an array."""
+    if isinstance(values, np.ndarray):
+        return values
+    from slipstream.models.torch.arrays import as_array
+
+    found: Array = as_array(values)
+    return found
+
+
+def _shape(config: GlideConfig | EagleConfig, layout: KvLayout, **others: int) -> NativeShape:
     return NativeShape(
-        layers=config.num_layers,
         hidden=config.hidden_size,
         heads=config.num_heads,
         key_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         mlp=config.intermediate_size,
-        num_cross=len(config.target_layers),
         keys_are_bfloat16=layout.dtype == BFLOAT16,
         norm_epsilon=config.rms_norm_eps,
         attention_scale=config.head_dim**-0.5,
+        **others,
     )
 
 
 def _blocks(weights: GlideWeights, layer: str) -> Iterable[BlockWeights]:
-    tensors = weights.tensors
     yield _attention(weights, f"{layer}.self_norm", f"{layer}.self_attn", "qkv")
     for index in range(len(weights.config.target_layers)):
         yield _attention(weights, f"{layer}.cross.{index}.norm", f"{layer}.cross.{index}", "q")
-    yield BlockWeights(
-        as_float32(tensors[f"{layer}.mlp_norm.weight"]),
-        _linears(weights, f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
-        _linears(weights, f"{layer}.mlp.down_proj")[0],
+    yield _mlp(weights, f"{layer}.mlp_norm", f"{layer}.mlp")
+
+
+def _mlp(weights: _DraftWeights, norm: str, mlp: str) -> BlockWeights:
+    return BlockWeights(
+        as_float32(weights.tensors[f"{norm}.weight"]),
+        _linears(weights, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        _linears(weights, f"{mlp}.down_proj")[0],
     )
 
 
-def _attention(weights: GlideWeights, norm: str, attention: str, projections: str) -> BlockWeights:
+def _attention(weights: _DraftWeights, norm: str, attention: str, projections: str) -> BlockWeights:
     tensors = weights.tensors
     norms = (tensors.get(f"{attention}.{kind}_norm.weight") for kind in "qk")
     query_norm, key_norm = (None if own is None else as_float32(own) for own in norms)
@@ -188,7 +272,7 @@ def _attention(weights: GlideWeights, norm: str, attention: str, projections: st
     )
 
 
-def _linears(weights: GlideWeights, *names: str) -> list[Weights]:
+def _linears(weights: _DraftWeights, *names: str) -> list[Weights]:
     """Return linears of one input: their blocks where there are any."""
     biases = [weights.tensors.get(f"{name}.bias") for name in names]
     blocks = weights.blocks

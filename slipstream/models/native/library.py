@@ -30,7 +30,8 @@ class NativeShape(ctypes.Structure):
         *((name, c_int32) for name in ("mlp", "num_cross", "keys_are_bfloat16")),
         *((name, c_float) for name in ("norm_epsilon", "attention_scale")),
         *((name, c_float) for name in ("embedding_scale", "residual_scale")),
-        ("is_gelu", c_int32),
+        *((name, c_int32) for name in ("is_gelu", "has_features")),
+        *((name, c_int32) for name in ("norms_residual", "norms_output")),
     )
 
     def __init__(self, *sizes: float, **named: float) -> None:
@@ -40,7 +41,12 @@ class NativeShape(ctypes.Structure):
 class Cache(ctypes.Structure):
     """See `Cache` in `src/model.h`."""
 
-    _fields_ = (("layers", c_void_p), *((name, c_int64) for name in ("slots", "count", "bytes")))
+    _fields_ = (
+        ("layers", c_void_p),
+        *((name, c_int64) for name in ("slots", "count", "layer_bytes")),
+        ("states", c_void_p),
+        ("state_bytes", c_int64),
+    )
 
 
 class NativeBatch(ctypes.Structure):
@@ -54,6 +60,8 @@ class NativeBatch(ctypes.Structure):
         ),
         *((name, c_void_p) for name in ("ancestors", "first_ancestor", "num_read", "cross")),
         *(("block_table_sizes", c_void_p), ("num_ancestors", c_int64)),
+        *(("features", c_void_p), ("num_features", c_int64)),
+        *(("outputs", c_void_p), ("num_outputs", c_int64)),
     )
 
 

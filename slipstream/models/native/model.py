@@ -6,7 +6,7 @@ forward, the form of a tree, threads or the processor.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import addressof, byref, c_double, c_float, c_void_p
+from ctypes import addressof, byref, c_double, c_float, c_void_p, sizeof
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -36,7 +36,7 @@ from slipstream.models.native.source import WeightSource, head, layer, norm
 from slipstream.models.native.weights import BlockWeights, Weights, as_float32
 from slipstream.models.threads import num_threads
 
-_LAST = -1
+_LAST, _FEATURES = -1, -2
 _INTO, _OUT = 0, 1
 _ANCESTORS = 5
 """Place of the ancestors' slots among the arrays of a batch."""
@@ -45,10 +45,19 @@ _ANCESTORS = 5
 @dataclass(slots=True)
 class CrossKv:
     """Keys and values of another model that each token of a batch reads: of `num_read` positions,
-    and layer by layer the addresses of both, their stride and their positions, `places`."""
+    and layer by layer the addresses of both, their stride and their positions, `places`. Or what an
+    EAGLE-3 head reads, `features` [n, d], and the memory of those that it gives, `outputs` [m, d]:
+    a row for each token that goes on, or for each position that a chain may have."""
 
     num_read: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+    features: Array | None = None
+    outputs: Array | None = None
+
+    def make_outputs(self, num_rows: int) -> None:
+        """Make room for so many rows of `outputs` where there are features."""
+        if self.features is not None:
+            self.outputs = np.empty((num_rows, self.features.shape[1]), np.float32)
 
 
 class NativeModel:
@@ -106,11 +115,15 @@ class NativeModel:
         if is_tied and embedding and head.has_all_of(embedding) and self._do("tie"):
             self._embedding = None
 
+    def set_feature_norm(self, norm: Array) -> None:
+        """Copy the weight [d], float32, of the norm of features."""
+        self._do("set_norm", _FEATURES, 0, 0, *_floats(norm))
+
     def forward(
         self, pool: KvPool, batch: Batch, *, num_kept: int, cross: CrossKv | None = None
     ) -> Array:
         """Hidden states [num_kept, d], float32, of the first tokens behind the last norm; only
-        these go through the last layer. Writes keys and values."""
+        these go through the last layer. Writes keys and values, and `cross.outputs`."""
         hidden = np.empty((num_kept, self._shape.hidden), np.float32)
         given = _Given(pool, batch, num_kept, cross or CrossKv())
         self._do("forward", byref(given.cache), byref(given.batch), *_floats(hidden))
@@ -201,8 +214,11 @@ class _Given:
 
     def __init__(self, pool: KvPool, batch: Batch, num_kept: int, cross: CrossKv) -> None:
         self._layers = (c_void_p * len(pool.addresses))(*pool.addresses)
-        sizes = (pool.scratch.stop, len(self._layers), pool.num_bytes // len(self._layers))
-        self.cache = Cache(addressof(self._layers), *sizes)
+        first, count = addressof(self._layers), pool.layout.num_layers
+        self.cache = Cache(first, pool.scratch.stop, count, pool.layer(0).nbytes)
+        if kept := pool.layout.hidden_layers:
+            self.cache.states = first + count * sizeof(c_void_p)
+            self.cache.state_bytes = pool.layer(count + kept[0]).nbytes
         lists = _lists(batch, cross)
         self._numbers = array("q", chain.from_iterable(lists))
         start, size = self._numbers.buffer_info()[0], self._numbers.itemsize
@@ -210,7 +226,9 @@ class _Given:
         places = (
             start + size * first if own else None for own, first in zip(lists, ends, strict=False)
         )
-        self.batch = NativeBatch(len(batch), num_kept, *places, len(lists[_ANCESTORS]))
+        arrays = (cross.features, cross.outputs)
+        own = chain.from_iterable((None, 0) if each is None else _floats(each) for each in arrays)
+        self.batch = NativeBatch(len(batch), num_kept, *places, len(lists[_ANCESTORS]), *own)
 
 
 def _lists(batch: Batch, cross: CrossKv) -> Sequence[Sequence[int]]:

@@ -51,9 +51,12 @@ def torch_decoder(
         products = SteadyProducts(model)
         products.rule = ranks.agree_on_rule(products.rule, model.device)
         settings = TorchSettings("invariant", products.rule, ranks)
-    own = TorchDecoder(model, layout, settings)
     if is_captured:
-        own = CudaDecoder(model, layout, settings, context_length=sizes.context_length)
+        own: TorchDecoder = CudaDecoder(
+            model, layout, settings, context_length=sizes.context_length
+        )
+    else:
+        own = TorchDecoder(model, layout, settings)
     own.weight_bytes = weight_bytes
     return own
 

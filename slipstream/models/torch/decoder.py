@@ -6,6 +6,7 @@ it are ours. Any processor, any architecture whose attention transformers lets o
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.core.errors import ModelError
 from slipstream.core.verify.draws import FindContenders
+from slipstream.models.cuda.layers import FusedLayer, FusedNorm
 from slipstream.models.decoder import ANY_ROWS, Decoder, Numerics, RowRule
 from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Batch, Draw
@@ -76,6 +78,9 @@ class TorchDecoder(Decoder):
         model.config._attn_implementation = _ATTENTION
         group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
         self._tile = num_places(group) // group
+        self._states: dict[int, Tensor] = {}
+        for index in layout.hidden_layers:
+            self._take(index, partial(self._states.__setitem__, index))
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         buffers = TorchBuffers(self._layout.device)
@@ -119,8 +124,24 @@ class TorchDecoder(Decoder):
             slip_tokens=tokens,
             slip_pool=pool,
         )
+        for index, state in self._states.items():
+            halves = state.unflatten(1, (2, -1)).transpose(0, 1)
+            pool.layer(self._layout.num_layers + index).index_copy_(1, tokens.slots, halves)
+        self._states.clear()
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+    def _take(self, index: int, keep: Callable[[Tensor], None]) -> None:
+        """Let `keep` take the inputs [R, d] of a layer, or of the norm behind the last one."""
+        layers = getattr(self._body, "layers", ())
+        found = layers[index] if index < len(layers) else getattr(self._body, "norm", None)
+        if found is None:
+            raise ModelError(f"it has no layer {index} whose hidden states can be kept")
+        norm = found.first if isinstance(found, FusedLayer) else found
+        if isinstance(norm, FusedNorm):
+            norm.keep = keep
+        else:
+            found.register_forward_pre_hook(lambda _, given: keep(given[0][0]))
 
 
 def _finished(

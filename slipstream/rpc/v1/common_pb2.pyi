@@ -297,7 +297,7 @@ Global___ModelIdentity: _TypeAlias = ModelIdentity  # noqa: Y015
 
 @_typing.final
 class KvLayout(_message.Message):
-    """Layout of a model's keys and values."""
+    """Layout of a model's keys and values, and of the hidden states that it keeps beside them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -305,6 +305,8 @@ class KvLayout(_message.Message):
     NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    HIDDEN_LAYERS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     num_layers: _builtins.int
     """Decoder layers, all of which have keys and values."""
     num_kv_heads: _builtins.int
@@ -313,6 +315,12 @@ class KvLayout(_message.Message):
     """Elements of a head."""
     dtype: Global___KvDtype.ValueType
     """Element type in the cache."""
+    hidden_size: _builtins.int
+    """Elements of a hidden state."""
+    @_builtins.property
+    def hidden_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers whose inputs are kept: l is what layer l takes in, num_layers what the last one gives."""
+
     def __init__(
         self,
         *,
@@ -320,10 +328,12 @@ class KvLayout(_message.Message):
         num_kv_heads: _builtins.int = ...,
         head_dim: _builtins.int = ...,
         dtype: Global___KvDtype.ValueType = ...,
+        hidden_layers: _abc.Iterable[_builtins.int] | None = ...,
+        hidden_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "head_dim", b"head_dim", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "head_dim", b"head_dim", "hidden_layers", b"hidden_layers", "hidden_size", b"hidden_size", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -519,7 +519,9 @@ class DescribeDraftResponse(_message.Message):
 
     @_builtins.property
     def target_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Target layers whose keys and values it reads; empty for none."""
+        """Target layers whose keys and values, or hidden states, it reads, by the numbers of
+        `StreamKvRequest.layers`; empty for none.
+        """
 
     @_builtins.property
     def target_layout(self) -> _common_pb2.KvLayout:

@@ -406,7 +406,9 @@ class StreamKvRequest(_message.Message):
     """First position behind them; equal to `skip_from`: all are read."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Layers in the requested order; each once."""
+        """Layers in the requested order; each once. Number num_layers + l is the hidden state that layer l
+        takes in, which is kept for hidden_layers; a request has keys and values, or hidden states.
+        """
 
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext:
@@ -462,9 +464,9 @@ class StreamKvResponse(_message.Message):
     dtype: _common_pb2.KvDtype.ValueType
     """Element type of the cache."""
     num_kv_heads: _builtins.int
-    """Heads that share keys and values."""
+    """Heads that share keys and values; 1 for hidden states, which are sent in two halves."""
     head_dim: _builtins.int
-    """Elements of a head."""
+    """Elements of a head, or of half a hidden state."""
     encoding: Global___KvEncoding.ValueType
     """Encoding of the payload."""
     payload: _builtins.bytes

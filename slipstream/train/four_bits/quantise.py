@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.drafting.build import glide_folder
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_files import load_weights, save_blocks
 from slipstream.models.glide.glide_weights import (
@@ -25,6 +24,7 @@ from slipstream.models.glide.glide_weights import (
     check_target,
     rows_digest,
 )
+from slipstream.models.glide.load import glide_folder
 from slipstream.models.glide.torch_parts import model_parts
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.torch.arrays import as_array

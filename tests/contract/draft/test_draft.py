@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.options import DRAFTERS, SpeculationOptions
+from slipstream.core.policy.options import DRAFTERS, READING, SpeculationOptions
 from slipstream.core.policy.planner import Planner
 from slipstream.core.policy.profile import DraftFacts, resolve
 from slipstream.core.sequence import TokenSequence
@@ -26,7 +26,7 @@ from support.services.tiny_services import Models, draft_place, target_here, tar
 
 PROMPT = tuple(tiny.tokens(7) * 3)
 SESSION = Session("s", len(PROMPT), 40)
-MODELS = ["glide", "vanilla"]
+MODELS = ["glide", "eagle3", "vanilla"]
 LEVELLED = [Shape.DYNAMIC, Shape.PRODUCT]
 
 
@@ -60,7 +60,7 @@ async def made(kind, place, models, tokens=PROMPT):
         return
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
         target = await targets.prefilled(SESSION, tokens)
-        draft = Redialled(drafts, lambda: target.feed(targets.address), reads=kind == "glide")
+        draft = Redialled(drafts, lambda: target.feed(targets.address), reads=kind in READING)
         yield draft
         await draft.release("s")
         await target.release("s")

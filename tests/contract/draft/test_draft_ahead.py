@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from slipstream.core.draft.ahead import MAX_TREES
+from slipstream.core.policy.options import READING
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.types import Plan, SamplingParams, Session, Shape
@@ -36,7 +37,7 @@ def gone_on(draft, sequence, num_nodes):
 
 
 @BOTH
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("kind", ["glide", "eagle3", "vanilla"])
 @pytest.mark.parametrize("shape", list(SHAPES))
 async def test_a_tree_that_goes_on_begins_with_what_was_proposed(models, kind, shape, sampling):
     draft = models.drafter(kind, target_here(models, PROMPT)).draft
@@ -78,7 +79,7 @@ async def everything(draft):
 
 
 @BOTH
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("kind", ["glide", "eagle3", "vanilla"])
 async def test_tokens_are_plain_decodings_and_some_rounds_wait_for_no_draft(models, kind, sampling):
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
 
@@ -86,7 +87,8 @@ async def test_tokens_are_plain_decodings_and_some_rounds_wait_for_no_draft(mode
             """The output, and the number of rounds that waited for no draft."""
             session = Session(name, len(PROMPT), 60, SAMPLINGS[sampling])
             target = targets.remote()
-            feed = partial(target.feed, targets.address) if kind == "glide" else lambda: None
+            is_reading = kind in READING
+            feed = partial(target.feed, targets.address) if is_reading else lambda: None
             draft = drafts.remote(feed)
             output, num_ahead = [], 0
             running = rounds(draft, target, session, PROMPT, plan(Shape.CAPE, ahead=nodes))

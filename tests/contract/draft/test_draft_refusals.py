@@ -17,7 +17,14 @@ from slipstream_draft.kv_sources import ANYWHERE, KvSources
 from slipstream_target.servicer import SERVICE
 from support.models import tiny
 from support.services.scripted_keys import Script
-from support.services.tiny_services import MAX_LAG, draft_place, is_empty, serving, until
+from support.services.tiny_services import (
+    MAX_LAG,
+    Models,
+    draft_place,
+    is_empty,
+    serving,
+    until,
+)
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -131,6 +138,34 @@ async def test_another_target_is_refused_with_both_values(models, name):
                 await answers(drafts, opening(models, **{unknown: 0}))
     assert str(getattr(about, name)) in str(caught.value)
     assert str(theirs) in str(caught.value)
+
+
+class StateReader(Models):
+    """Models whose GliDe draft is described as if it read states that layers take in."""
+
+    def drafter(self, kind, source):
+        return replace(super().drafter(kind, source), layers=(3, 6))
+
+
+@pytest.mark.parametrize(
+    ("kept", "changes", "error", "sentence"),
+    [
+        ((0, 3), {}, None, ""),
+        ((), {}, errors.ModelMismatch, "layers 0, 3, .* of none: start .* --hidden-layers 0,3$"),
+        ((0,), {}, errors.ModelMismatch, "keeps those of 0: start .* --hidden-layers 0,3$"),
+        ((0, 3), {"hidden_size": 62}, errors.HandshakeError, "hidden_size"),
+    ],
+)
+async def test_a_target_without_the_states_that_a_draft_reads_is_refused(
+    kept, changes, error, sentence
+):
+    models = StateReader(target=tiny.causal(hidden_layers=kept))
+    async with draft_place(models, "glide") as drafts:
+        if error is None:
+            assert (await answers(drafts, opening(models)))[0].opened.incarnation
+            return
+        with pytest.raises(error, match=sentence):
+            await answers(drafts, opening(models, **changes))
 
 
 async def test_any_target_with_the_same_tokenizer_will_do_for_a_plain_draft(models):

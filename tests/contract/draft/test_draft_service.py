@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
+from slipstream.core.policy.options import READING
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
@@ -76,7 +77,7 @@ async def played_here(models, kind, session, prompt, plan=PLAN, window=0):
 
 async def played_there(targets, drafts, session, prompt, plan=PLAN):
     target = targets.remote()
-    reads = drafts.kind == "glide"
+    reads = drafts.kind in READING
     draft = drafts.remote(lambda: target.feed(targets.address) if reads else None)
     try:
         return await played(draft, target, session, prompt, plan)
@@ -87,10 +88,11 @@ async def played_there(targets, drafts, session, prompt, plan=PLAN):
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.shape.value)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_proposals_over_streamed_keys_are_the_embedded_ones(models, plan, temperature):
+@pytest.mark.parametrize("kind", READING)
+async def test_proposals_over_streams_are_the_embedded_ones(models, kind, plan, temperature):
     session = replace(SESSION, sampling=SamplingParams(temperature=temperature, seed=3))
-    expected = await played_here(models, "glide", session, PROMPT, plan)
-    async with pair(models) as (targets, drafts):
+    expected = await played_here(models, kind, session, PROMPT, plan)
+    async with pair(models, kind) as (targets, drafts):
         assert await played_there(targets, drafts, session, PROMPT, plan) == expected
         assert (await drafts.load()).kv_streamed_bytes > 0
     assert any(len(tree) > 1 for _, tree, _, _ in expected)

@@ -7,14 +7,25 @@ import pytest
 import torch
 from grpc import StatusCode
 
+from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
-from slipstream.core.types import Session
+from slipstream.core.policy.profile import NGRAM
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, Session
+from slipstream.drafting.build import Drafter
+from slipstream.models.dtypes import CPU
+from slipstream.options import build
+from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import MAX_PAYLOAD_BYTES
 from slipstream.rpc.leases import Lease
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.kv_receiver import KvAddress
+from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
+from slipstream_target.__main__ import layout_to_pb
 from slipstream_target.kv_streams import MAX_READERS, VerifyStream
 from support.models import tiny
 from support.network.streams import refusal
-from support.services.served_target import IDENTITY, served_target, wide_model
+from support.services.served_target import IDENTITY, LIMIT_S, served_target, wide_model
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
@@ -25,7 +36,12 @@ SKIPPING = {"start": 5, "skip_from": 4, "skip_to": 9}
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny.causal(dtype=torch.bfloat16)
+    return tiny.causal(dtype=torch.bfloat16, hidden_layers=(0, 3))
+
+
+@pytest.fixture(params=[(2, 0), (6, 3)], ids=["keys and values", "hidden states"])
+def layers(request):
+    return request.param
 
 
 def same(mirror, cached):
@@ -35,8 +51,8 @@ def same(mirror, cached):
     )
 
 
-async def test_the_prefix_and_every_delta_are_the_cache_bit_for_bit(served, stream):
-    mirror = served.mirror(stream, (2, 0))
+async def test_the_prefix_and_every_delta_are_the_cache_bit_for_bit(served, stream, layers):
+    mirror = served.mirror(stream, layers)
     tokens = PROMPT
     for start in (0, *range(len(PROMPT), len(PROMPT) + 5)):
         verdict = await stream.verify(start, tokens[start:])
@@ -46,9 +62,9 @@ async def test_the_prefix_and_every_delta_are_the_cache_bit_for_bit(served, stre
     assert mirror.frames == [(0, 20), *((at, 1) for at in range(20, 25))]
 
 
-async def test_tokens_that_are_taken_back_are_replaced(served, stream):
+async def test_tokens_that_are_taken_back_are_replaced(served, stream, layers):
     tokens = await stream.rounds(PROMPT, 6)
-    mirror = served.mirror(stream, (0, 2))
+    mirror = served.mirror(stream, layers)
     await mirror.read_to(len(tokens) - 1)
     other = (tokens[22] + 1) % tiny.VOCAB or 1
     await stream.verify(22, (other, 5))
@@ -57,22 +73,22 @@ async def test_tokens_that_are_taken_back_are_replaced(served, stream):
     assert same(mirror, served.cached(stream, mirror))
 
 
-async def test_a_reader_goes_on_from_what_it_holds(served, stream):
+async def test_a_reader_goes_on_from_what_it_holds(served, stream, layers):
     tokens = await stream.rounds(PROMPT, 3)
-    first = served.mirror(stream, (0, 2))
+    first = served.mirror(stream, layers)
     await first.read_to(len(tokens) - 1)
     first.call.cancel()
     held = first.count
     await stream.verify(len(tokens) - 1, tokens[-1:])
-    second = served.mirror(stream, (0, 2), start=held)
+    second = served.mirror(stream, layers, start=held)
     second.layers = first.layers
     await second.read_to(len(tokens))
     assert second.frames == [(held, 1)]
     assert same(second, served.cached(stream, second))
 
 
-async def test_positions_that_a_reader_skips_are_not_sent(served, stream):
-    mirror = served.mirror(stream, (0, 2), skipped=range(4, 16))
+async def test_positions_that_a_reader_skips_are_not_sent(served, stream, layers):
+    mirror = served.mirror(stream, layers, skipped=range(4, 16))
     await served.until(lambda load: load.num_kv_streams == 1)
     verdict = await stream.verify(0, PROMPT)
     await mirror.read_to(len(PROMPT))
@@ -96,6 +112,47 @@ async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, stre
     assert mirror.frames == [(0, 4), (16, 9), *frames]
 
 
+async def test_a_cached_prefix_and_a_windowed_copy_are_what_is_computed_anew(model, layers):
+    tokens = tiny.tokens(400)
+    engines = tiny.local_target(model), tiny.local_target(model)
+    await engines[0].verify(TokenSequence(Session("a", 300, 5), tokens[:300]), Proposal())
+    await engines[0].release("a")
+    asked = TokenSequence(Session("b", 400, 5), tokens), Proposal()
+    verdicts = [await engine.verify(*asked) for engine in engines]
+    assert [verdict.num_cached for verdict in verdicts] == [300, 0]
+    shared, anew = (engine.view("b", layers) for engine in engines)
+    window = WindowedKv(engines[0], window=64).view("b", layers)
+    read = [*range(128), *range(128 + window.skipped, 400)]
+    assert window.skipped > 0
+    for layer in layers:
+        expected = anew.layers[layer][:, :400]
+        assert np.array_equal(shared.layers[layer][:, :400], expected)
+        assert np.array_equal(window.layers[layer][:, : len(read)], expected[:, read])
+
+
+@pytest.mark.parametrize(("encoding", "error"), [("raw", 0), ("int8", 1 / 120)])
+async def test_a_draft_service_holds_what_it_reads_of_its_target(
+    served, stream, layers, encoding, error
+):
+    """An 8-bit number is off by half a step, and is rounded to the cache's type again."""
+    await stream.verify(0, PROMPT)
+    config = build(DraftConfig, kv_encoding=encoding)
+    receivers = KvReceivers(ChannelOptions(), CPU)
+    form = KvCatchUp(Drafter(None, NGRAM, layers), receivers, config).form(
+        layout_to_pb(served.engine.layout)
+    )
+    source = KvAddress("s", IDENTITY.incarnation, served.address, stream.credential)
+    sequence = TokenSequence(SESSION, PROMPT)
+    assert receivers.follow(sequence, source, form, num_same=lambda: 0)
+    await receivers.wait("s", len(PROMPT), LIMIT_S)
+    view, own = receivers.view("s", layers), served.engine.view("s", layers)
+    assert view.count == own.count == len(PROMPT)
+    for layer in layers:
+        ours, theirs = (at.layers[layer][:, : len(PROMPT)].astype(np.float32) for at in (view, own))
+        assert (np.abs(ours - theirs) <= error * np.abs(theirs).max(-1, keepdims=True)).all()
+    await receivers.aclose()
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "sentence"),
     [
@@ -107,7 +164,9 @@ async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, stre
         ({"credential": "ключ"}, StatusCode.PERMISSION_DENIED, "credential"),
         ({"layers": ()}, INVALID, "no layer"),
         ({"layers": (1, 1)}, INVALID, "1, 1"),
-        ({"layers": (3,)}, INVALID, "layer 3 was asked for, but the model has 3"),
+        ({"layers": (7,)}, INVALID, "layer 7 was asked for, but the model has 3"),
+        ({"layers": (2, 3)}, INVALID, "below 3 are keys and values, the others hidden states"),
+        ({"layers": (3, 4)}, StatusCode.FAILED_PRECONDITION, "of 0, 3: start the target with --"),
         ({"layers": (2**32 - 1,)}, INVALID, "layer 4294967295"),
         ({"encoding": 9}, INVALID, "encoding"),
         (SKIPPING, INVALID, "start is 5, but positions 4 to 8 are not read"),

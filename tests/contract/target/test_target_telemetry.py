@@ -19,7 +19,7 @@ from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry import catalog
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.batcher import BatchedTarget
-from slipstream.verifying.build import build_target
+from slipstream.verifying.build import TargetLimits, build_target
 from slipstream.verifying.meter import Activity
 from slipstream_target.__main__ import describe
 from support.models import tiny
@@ -171,7 +171,7 @@ async def test_the_tokenizer_is_described_only_to_those_who_ask(served):
 
 def test_a_description_holds_all_that_a_router_and_a_draft_need(tmp_path):
     loaded = load_target_parts(str(save_checkpoint(tmp_path / "tiny")), dtype="bfloat16")
-    built = build_target(loaded)
+    built = build_target(loaded, limits=TargetLimits(hidden_layers=(0, 2)))
     about = describe(loaded, built, max_sessions=7)
     assert (about.identity.model_id, about.identity.vocab_size) == ("tiny", 259)
     other = describe(loaded, built, max_sessions=7)
@@ -184,6 +184,7 @@ def test_a_description_holds_all_that_a_router_and_a_draft_need(tmp_path):
     assert memory.kv_bytes > 0 < memory.workspace_bytes
     layout = about.layout
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
+    assert (list(layout.hidden_layers), layout.hidden_size) == ([0, 2], built.model.hidden_size)
     assert DTYPE.from_pb(layout.dtype) is KvDtype.BFLOAT16
     assert (about.numerics, about.dtype) == ("invariant", "bfloat16")
     parts = about.tokenizer

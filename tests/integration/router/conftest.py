@@ -5,6 +5,8 @@ import time
 import pytest
 
 from slipstream.client import AsyncClient, Client
+from support.models.tiny_checkpoint import tiny_llama
+from support.models.tiny_eagle import save_for
 from support.services.cluster import running
 from support.services.fleet import glide_of, num_ready, stub_of, target_worker
 
@@ -22,11 +24,13 @@ def shared_router(folder):
 
 
 @pytest.fixture(scope="module")
-def trio(folder):
-    """A target with a GliDe draft and a plain one; no test may stop them."""
-    with running(folder, str(glide_of(folder)), f"vanilla:{folder}") as cluster:
+def trio(folder, tmp_path_factory):
+    """A target with a GliDe draft, a head and a plain draft; no test may stop them."""
+    head = save_for(tiny_llama(), tmp_path_factory.mktemp("head"))
+    drafts = (str(glide_of(folder)), f"eagle3:{head}", f"vanilla:{folder}")
+    with running(folder, *drafts) as cluster:
         with Client(cluster.address) as client:
-            while num_ready(client.server_info(), "draft") < 2:
+            while num_ready(client.server_info(), "draft") < len(drafts):
                 time.sleep(0.01)
         yield cluster
 

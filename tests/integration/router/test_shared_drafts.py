@@ -5,9 +5,12 @@ import asyncio
 import pytest
 
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
+from slipstream.core.policy.options import READING
 from slipstream_router.replicas.pool import CROWD
+from support.models.tiny_checkpoint import tiny_llama
+from support.models.tiny_eagle import save_for
 from support.services import fleet
-from support.services.fleet import draft_worker, glide_of, num_ready, routed, running
+from support.services.fleet import draft_worker, glide_of, num_ready, routed, running, target_worker
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 PLAIN = SpeculationOptions(mode=Mode.OFF)
@@ -26,6 +29,14 @@ async def plain(folder):
             return [result.token_ids for result in results]
 
         yield tokens
+
+
+@pytest.fixture(params=READING)
+def pair(request, folder, tmp_path):
+    """A target, and a draft of a kind that reads it."""
+    head = save_for(tiny_llama(), tmp_path / "head")
+    name = str(glide_of(folder)) if request.param == "glide" else f"eagle3:{head}"
+    return target_worker(folder, hidden_layers=(0, 1, 2)), draft_worker(name, folder)
 
 
 def begin(client, prompts, speculation=FORCED):
@@ -73,8 +84,9 @@ async def test_requests_of_three_targets_are_spread_evenly_over_two_drafts(targe
 
 
 async def test_requests_that_run_move_to_a_draft_that_is_added_until_none_is_crowded(
-    target, draft, folder, tmp_path, plain
+    pair, tmp_path, plain
 ):
+    target, draft = pair
     other, drafts = draft.twin(), tmp_path / "drafts"
     prompts = [f"prompt {number}" for number in range(CROWD + 4)]
     async with running(target, draft, other):

@@ -163,6 +163,7 @@ SHAPES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
     **dict.fromkeys(
         ("attend", "attend_others"), lambda query, *_: torch.empty_like(query.flatten(1))
     ),
+    "read_states": lambda like, others, slots, size: like.new_empty(len(slots), len(others) * size),
     "gate": lambda x: x.new_empty(len(x), x.shape[1] // 2),
     "scaled_linear": lambda x, weight, *_: x.new_empty(len(x), len(weight)),
     "draw": lambda logits, *_: logits.new_empty(len(logits), dtype=torch.int64),

@@ -1,6 +1,7 @@
 """Small models with random weights, and token ids for text: no downloads, milliseconds each."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,8 +60,10 @@ def causal(
     numerics: str = "auto",
     seed: int = 0,
     engine: Engine | None = None,
+    hidden_layers: Sequence[int] = (),
 ) -> CausalModel:
-    return causal_model(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
+    model = hf_model(family, dtype=dtype, seed=seed)
+    return causal_model(model, numerics=numerics, engine=engine, hidden_layers=hidden_layers)
 
 
 class FixedMeter:
@@ -128,6 +131,22 @@ def tree(rng: random.Random, size: int, vocab: int = VOCAB) -> TokenTree:
 def hf_logits(model: Any, text: list[int], **options: Any) -> Any:
     """Return a text's logits [T, V] by transformers, in float32."""
     return model(torch.tensor([text]), **options).logits[0].float().numpy()
+
+
+def hf_states(model: Any) -> list[Any]:
+    """The hidden states [T, d] that each layer takes in and that the last one gives, in float32, by
+    the next forward of transformers."""
+    states: list[Any] = []
+
+    def keep(_: Any, given: Any) -> None:
+        values = given if isinstance(given, torch.Tensor) else given[0]
+        states.append(values[0].float().numpy())
+
+    layers = model.base_model.layers
+    for layer in layers:
+        layer.register_forward_pre_hook(keep)
+    layers[-1].register_forward_hook(lambda layer, _, out: keep(layer, out))
+    return states
 
 
 def whole(model: CausalModel, text: list[int]) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.client import AsyncClient
+from slipstream.core.policy.options import EAGLE
 from slipstream.options import build
 from slipstream_router.app import Router
 from slipstream_router.config import RouterConfig
@@ -17,7 +18,8 @@ class Cluster:
     """A target, drafts and a router, all of them real. `start` and `stop` on one loop."""
 
     def __init__(self, model: Path, drafts: tuple[str, ...], router: dict[str, Any]) -> None:
-        self.target = fleet.target_worker(model)
+        states = (0, 1, 2) if any(draft.startswith(EAGLE) for draft in drafts) else ()
+        self.target = fleet.target_worker(model, hidden_layers=states)
         self.drafts = [fleet.draft_worker(draft, model) for draft in drafts]
         self._router = router
         self._stack = AsyncExitStack()

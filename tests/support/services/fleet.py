@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from slipstream.rpc.v1 import (
     target_pb2_grpc,
 )
 from slipstream.verifying.batcher import BatchedTarget
-from slipstream.verifying.build import build_target
+from slipstream.verifying.build import TargetLimits, build_target
 from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.servicer import SERVICE as DRAFT
@@ -105,19 +106,23 @@ async def load_of(service: str, address: str):
 
 
 def target_servicer(
-    folder: Path, *, dtype: str = "float32", limits: SessionOptions | None = None
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    limits: SessionOptions | None = None,
+    hidden_layers: tuple[int, ...] = (),
 ) -> TargetServicer:
     """A target of a model, to be served and closed."""
     loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
-    built = build_target(loaded)
+    built = build_target(loaded, limits=TargetLimits(hidden_layers=hidden_layers))
     about = describe(loaded, built, max_sessions=64)
     target = BatchedTarget(built.target, EngineThread("target"))
     return TargetServicer(target, about, limits or SessionOptions())
 
 
-def target_worker(folder: Path, *, dtype: str = "float32") -> Worker:
-    """A target of a directory's model."""
-    return Worker(lambda: target_servicer(folder, dtype=dtype), TARGET, register_target)
+def target_worker(folder: Path, **options: Any) -> Worker:
+    """A target of a directory's model; `options` are those of `target_servicer`."""
+    return Worker(lambda: target_servicer(folder, **options), TARGET, register_target)
 
 
 def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:

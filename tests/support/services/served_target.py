@@ -16,20 +16,16 @@ from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.models.dtypes import Array
+from slipstream.models.kv.cache import view_layout
 from slipstream.models.loading import causal_model
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
-from slipstream.rpc.kv import (
-    DTYPE,
-    KvFormat,
-    KvStreamSource,
-    frame_from_bytes,
-)
+from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.service_options import SessionOptions
-from slipstream.rpc.tensors import element_type, unpack
+from slipstream.rpc.tensors import dtype_of, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.carrier import Carrier
@@ -177,12 +173,10 @@ class Served:
         skipped: range = range(0),
     ) -> Mirror:
         """A reader from `start` on, of all but what is skipped."""
-        layout = layout_to_pb(self.engine.layout)
-        dtype = DTYPE.from_pb(layout.dtype)
-        assert dtype is not None
-        form = KvFormat(layers, layout.num_kv_heads, layout.head_dim, dtype)
+        layout = view_layout(self.engine.layout, layers)
+        form = KvFormat(layers, layout.num_kv_heads, layout.head_dim, dtype_of(layout.dtype))
         shape = (2 * form.num_kv_heads, 1024, form.head_dim)
-        buffers = [np.zeros(shape, element_type(dtype)) for _ in layers]
+        buffers = [np.zeros(shape, layout.dtype) for _ in layers]
         source = KvStreamSource(stream.session_id, IDENTITY.incarnation)
         said = {"skip_from": skipped.start, "skip_to": skipped.stop}
         call = self.stub.StreamKv(self.request(stream, layers, start, **said))

@@ -38,7 +38,7 @@ from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE
 from slipstream_draft.servicer import DraftServicer
 from slipstream_draft.servicer import register as draft_register
 from slipstream_target.__main__ import layout_to_pb
-from support.models import tiny
+from support.models import tiny, tiny_eagle
 from support.services.served_target import Served, served_target, serving
 
 MAX_LAG = 8
@@ -50,9 +50,12 @@ PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)
 class Models:
     """The weights that all the tests of a module share; engines over them are made anew."""
 
-    target: CausalModel = field(default_factory=tiny.causal)
+    target: CausalModel = field(
+        default_factory=lambda: tiny.causal(hidden_layers=tiny_eagle.LAYERS)
+    )
     plain: CausalModel = field(default_factory=lambda: tiny.causal(numerics="fast"))
     glide: GlideScorer = field(default_factory=lambda: tiny.glide(max_lag=MAX_LAG))
+    eagle3: GlideScorer = field(default_factory=lambda: tiny_eagle.head(max_lag=MAX_LAG))
     no_cross: GlideScorer = field(default_factory=lambda: tiny.glide(layers=(), max_lag=0))
     stores: NgramStores | None = None
     tokenizer_hash: str = "tiny"
@@ -83,10 +86,10 @@ class Models:
             facts = DraftFacts("glide", PROFILE)
             draft = LocalDraft(self.no_cross, profile=PROFILE)
             return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
-        layers = tuple(self.glide.config.target_layers)
-        facts = DraftFacts("glide", PROFILE, max_lag=MAX_LAG)
-        draft = LocalDraft(self.glide, TargetKv(source, layers), profile=PROFILE)
-        return Drafter(draft, facts, layers, "tiny", tiny.VOCAB, length)
+        scorer: GlideScorer = getattr(self, kind)
+        facts = DraftFacts(kind, PROFILE, max_lag=MAX_LAG)
+        draft = LocalDraft(scorer, TargetKv(source, scorer.layers), profile=PROFILE)
+        return Drafter(draft, facts, scorer.layers, "tiny", tiny.VOCAB, length)
 
 
 def target_here(models: Models, tokens: tuple[int, ...]) -> LocalTarget:

@@ -68,6 +68,8 @@ def test_up_gives_every_service_its_part_and_leaves_the_rest_to_it():
     assert plan.flags["draft"] == (*common, "--draft", "vanilla:d", "--target-model", "m")
     assert (plan.flags["router"], plan.port) == (("--config", "f"), 7)
     assert StackFlags(model="m").plan().flags["target"] == ("--model", "m")
+    keeping = StackFlags(model="m", draft="eagle3:h").plan().flags["target"]
+    assert keeping == ("--model", "m", "--hidden-layers", "eagle3:h")
 
 
 BAD_ROUTER = [

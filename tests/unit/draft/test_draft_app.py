@@ -19,7 +19,7 @@ from slipstream.rpc.v1 import draft_pb2
 from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.kv_sources import MAX_IDLE, Channels
-from support.models import tiny_checkpoint
+from support.models import tiny_checkpoint, tiny_eagle
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,16 @@ async def test_a_glide_draft_says_which_target_and_layers_it_reads(checkpoint, w
     layout = said.target_layout
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
     assert said.identity.vocab_size == 259
+
+
+async def test_a_head_says_which_hidden_states_of_its_target_it_reads(checkpoint, tmp_path):
+    folder = tiny_eagle.save_for(tiny_checkpoint.tiny_llama(), tmp_path / "mine")
+    said = await about(draft=f"eagle3:{folder}", target_model=str(checkpoint))
+    assert (said.kind, said.identity.model_id, said.target_model_id) == (
+        *("eagle3", "eagle3:mine"),
+        "tiny",
+    )
+    assert (list(said.target_layers), said.target_layout.hidden_size) == ([2, 3, 4], 32)
 
 
 @pytest.mark.parametrize("draft", ["glide", "vanilla"])

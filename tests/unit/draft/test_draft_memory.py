@@ -1,6 +1,8 @@
 """A draft's memory is bounded, goes back when its users go, and is never a reason to fail. A mirror
 of the target's keys holds what it was sent, and what a reader was shown stays as it was."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,10 +65,11 @@ def test_nothing_is_held_where_nothing_is_drafted(scorers):
 
 
 def test_a_budget_covers_own_and_mirrored_pages_and_no_more_than_sessions_can_use():
-    plan = DraftMemory("1MiB", 64, is_mirroring=True).plan(LAYOUT, **NEEDS, num_target_layers=3)
+    three = {**NEEDS, "mirrored": replace(LAYOUT, num_layers=3)}
+    plan = DraftMemory("1MiB", 64, is_mirroring=True).plan(LAYOUT, **three)
     assert plan.page_bytes == 4 * LAYOUT.bytes_per_page
     assert plan.kv_bytes <= 1 << 20 < plan.kv_bytes + plan.page_bytes
-    assert DraftMemory("1MiB", 64).plan(LAYOUT, **NEEDS, num_target_layers=3).num_pages == 10
+    assert DraftMemory("1MiB", 64).plan(LAYOUT, **three).num_pages == 10
     longest = 9  # pages of 1000 tokens and a tree
     assert DraftMemory("2GiB", 5).plan(LAYOUT, **NEEDS).num_pages == 5 * longest
 

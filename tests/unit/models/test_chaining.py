@@ -17,7 +17,7 @@ from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.load import glide_chains
 from slipstream.models.native import library
 from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, skippable
-from support.models import tiny, tiny_glide
+from support.models import tiny, tiny_eagle, tiny_glide
 from support.models.instruction_sets import available
 
 on_device = pytest.mark.gpu
@@ -53,7 +53,8 @@ class Source:
         if not count:
             return KvView(0, {})
         skipped = skippable(len(text), self._window)[-1]
-        return tiny_glide.view(self._target, text, count, skipped=skipped)
+        made = tiny_glide if min(layers) < self._target.config.num_hidden_layers else tiny_eagle
+        return made.view(self._target, text, count, skipped=skipped)
 
 
 def decision():
@@ -65,17 +66,20 @@ def decision():
 
 
 def drafts(num_layers=1, missing=0, texts=None, window=0, place="cuda"):
-    """The same draft twice: step by step, and with its chains at once."""
+    """The same draft, without layers a head, twice: step by step, and with its chains at once."""
     texts = texts or [tiny.tokens(length, seed=length) for length in LENGTHS]
-    config = tiny_glide.config(tiny_glide.llama(), num_layers)
     made = []
     for has_chains in (False, True):
         device = DEVICE if has_chains and place == "cuda" else torch.device("cpu")
         target, model = tiny_glide.llama(max_position_embeddings=512).to(device), decision()
-        draft = tiny_glide.draft(config).to(device)
-        scorer = tiny_glide.scorer(target, draft, native=place == "native")
+        if num_layers:
+            draft = tiny_glide.draft(tiny_glide.config(target, num_layers)).to(device)
+            scorer = tiny_glide.scorer(target, draft, native=place == "native")
+        else:
+            draft = tiny_eagle.model(tiny_eagle.config(target, norms_output=True))
+            scorer = tiny_eagle.scorer(target, draft, native=place == "native")
         chains = glide_chains(scorer, 500, model, PROFILE) if has_chains else None
-        feed = TargetKv(Source(target, texts, missing, window), tuple(config.target_layers))
+        feed = TargetKv(Source(target, texts, missing, window), scorer.layers)
         made.append(LocalDraft(scorer, feed, decision=model.score, profile=PROFILE, chains=chains))
     return made, texts
 
@@ -109,7 +113,7 @@ def assert_same(ours, theirs):
 
 
 @everywhere
-@pytest.mark.parametrize(("num_layers", "missing"), [(1, 3), (2, 0)])
+@pytest.mark.parametrize(("num_layers", "missing"), [(1, 3), (2, 0), (0, 3), (0, 0)])
 def test_sessions_of_every_kind_share_a_pass(num_layers, missing, place):
     (host, device), texts = drafts(num_layers, missing, place=place)
     plans = [
@@ -126,8 +130,9 @@ def test_sessions_of_every_kind_share_a_pass(num_layers, missing, place):
 
 
 @everywhere
-def test_rounds_go_on_from_what_became_final(place):
-    (host, device), texts = drafts(place=place)
+@pytest.mark.parametrize(("num_layers", "missing"), [(1, 0), (0, 0), (0, 2)])
+def test_rounds_go_on_from_what_became_final(num_layers, missing, place):
+    (host, device), texts = drafts(num_layers, missing, place=place)
     plan, sampling = Plan(3, 9, Shape.CAPE, StopPolicy.FIXED), SamplingParams()
     for round_id in range(3):
         found, _ = propose(device, texts, [plan] * 4, [sampling])
@@ -139,7 +144,7 @@ def test_rounds_go_on_from_what_became_final(place):
 
 @everywhere
 @pytest.mark.parametrize("kernels", available())
-@pytest.mark.parametrize(("num_layers", "temperature"), [(1, 1.0), (2, 0.0)])
+@pytest.mark.parametrize(("num_layers", "temperature"), [(1, 1.0), (2, 0.0), (0, 1.0)])
 def test_long_texts_are_read_without_what_is_skipped(
     num_layers, temperature, kernels, place, monkeypatch
 ):
@@ -152,7 +157,8 @@ def test_long_texts_are_read_without_what_is_skipped(
         assert_same(propose(device, texts, *asked)[0], propose(host, texts, *asked)[0])
         for text in texts:
             text += [9, 8, 7]
-    assert [device._sessions[str(at)].state.skipped for at in range(4)] == [231, 193, 0, 196]
+    skipped = [device._sessions[str(at)].state.skipped for at in range(4)]
+    assert skipped == ([231, 193, 0, 196] if num_layers else [167, 129, 0, 132])
 
 
 @pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
@@ -221,8 +227,9 @@ def test_a_truncated_request_is_drafted_at_once_as_if_it_were_whole(place):
 
 
 @on_device
-def test_all_that_comes_later_is_captured_before_and_a_chain_that_ends_is_soon_left():
-    (host, device), texts = drafts()
+@pytest.mark.parametrize("num_layers", [1, 0])
+def test_all_that_comes_later_is_captured_before_and_a_chain_that_ends_is_soon_left(num_layers):
+    (host, device), texts = drafts(num_layers)
     device.prepare()
     chains, runs = device.chains, []
     captured, later = set(chains.replay._entries), chains._later

@@ -37,7 +37,19 @@ MAKERS = {
 
 
 def native(make, dtype=torch.float32):
-    return causal_model(make(dtype=dtype), engine="native")
+    """A model whose caches keep all hidden states."""
+    own = make(dtype=dtype)
+    every = range(own.config.num_hidden_layers + 1)
+    return causal_model(own, engine="native", hidden_layers=every)
+
+
+def cached(cache):
+    """All that a cache has of its positions: keys, values and hidden states."""
+    return [cache.gather(at, 0, cache.count) for at in cache.pool.layout.shapes()]
+
+
+def same(ours, theirs):
+    return all(map(np.array_equal, ours, theirs))
 
 
 def norm(values):
@@ -60,9 +72,15 @@ def words(model, count):
 def require_transformers_numbers(make):
     model = native(make)  # the text is longer than any window
     tokens = words(model, 150)
-    expected = tiny.hf_logits(make(), tokens)
-    _, logits = tiny.whole(model, tokens)
-    assert norm(logits - expected) / norm(expected) < 2e-5
+    theirs = make()
+    states = tiny.hf_states(theirs)
+    expected, cache = tiny.hf_logits(theirs, tokens), model.open(len(tokens))
+    hidden, (slots,) = model.forward([Part(cache, tokens)])
+    cache.keep(slots)
+    assert norm(model.logits(hidden) - expected) / norm(expected) < 2e-5
+    assert len(states) == len(model.layout.hidden_layers) == model.layout.num_layers + 1
+    for ours, exact in zip(cached(cache)[model.layout.num_layers :], states, strict=True):
+        assert norm(np.concatenate(ours, axis=1) - exact) / norm(exact) < 2e-5
 
 
 @pytest.mark.parametrize("name", {**MAKERS, **families.MAKERS})
@@ -106,7 +124,9 @@ def test_bfloat16_rounds_what_is_multiplied_by_weights_and_what_is_cached_and_no
 def test_a_token_has_the_same_bits_in_any_company(name, dtype):
     model = native(MAKERS[name], dtype)
     tokens = words(model, 130)
-    together, _ = tiny.whole(model, tokens)
+    whole = model.open(130)
+    together, (slots,) = model.forward([Part(whole, tokens)])
+    whole.keep(slots)
     for size in (1, 2, 3, 7, 8, 13, 64):
         cache, parts = model.open(130), []
         for start in range(0, len(tokens), size):
@@ -114,6 +134,7 @@ def test_a_token_has_the_same_bits_in_any_company(name, dtype):
             cache.keep(slots)
             parts.append(hidden)
         assert np.array_equal(np.concatenate(parts), together), size
+        assert same(cached(cache), cached(whole)), size
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -127,11 +148,10 @@ def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, dtype, m
         cache = model.open(90)
         model.prefill(cache, words(model, 70))
         hidden, _ = model.forward([Part(cache, [3], TREE)])
-        keys = cache.view([0, 1]).layers[1]
-        seen[kernel, threads] = (hidden, model.logits(hidden), *keys)
+        seen[kernel, threads] = (hidden, model.logits(hidden), *cached(cache))
     first = next(iter(seen.values()))
     for key, values in seen.items():
-        assert all(map(np.array_equal, values, first)), key
+        assert same(values, first), key
 
 
 def model_of_known_weights():
@@ -206,7 +226,7 @@ def one_by_one(model, tokens, start):
         hidden, (slots,) = model.forward([Part(cache, [token])])
         cache.keep(slots)
         states.append(hidden[0])
-    return states
+    return states, cached(cache)
 
 
 def bushy(path, seed):
@@ -230,9 +250,9 @@ def bushy(path, seed):
 def test_a_tree_and_what_follows_its_accepted_path_have_the_bits_of_plain_decoding(
     family, dtype, start
 ):
-    model = tiny.causal(family, dtype=dtype)
+    model = native(MAKERS[family], dtype)
     tokens = tiny.tokens(start + LENGTH, seed=start)
-    plain = one_by_one(model, tokens, start)
+    plain, written = one_by_one(model, tokens, start)
     tree, nodes = bushy(tokens[start + 1 :], seed=start)
     cache = model.open(len(tokens))
     model.prefill(cache, tokens[:start])
@@ -240,5 +260,7 @@ def test_a_tree_and_what_follows_its_accepted_path_have_the_bits_of_plain_decodi
     for state, row in zip(plain, [0, *(1 + node for node in nodes)], strict=True):
         assert np.array_equal(hidden[row], state)
     cache.keep([slots[0], *(slots[1 + node] for node in nodes[:4])])
-    hidden, _ = model.forward([Part(cache, tokens[start + 5 :])])
+    hidden, (slots,) = model.forward([Part(cache, tokens[start + 5 :])])
+    cache.keep(slots)
     assert np.array_equal(hidden, np.stack(plain[5:]))
+    assert same(cached(cache), written)

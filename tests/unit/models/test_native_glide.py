@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from slipstream.config import NATIVE_VARIABLE
+from slipstream.models.format.rope import Rotary
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.native import library
@@ -14,7 +15,7 @@ from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
 from slipstream.models.threads import set_num_threads
 from slipstream.models.torch.arrays import numpy_dtype
-from support.models import tiny, tiny_glide
+from support.models import tiny, tiny_eagle, tiny_glide
 from support.models.instruction_sets import teams
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
@@ -160,6 +161,24 @@ def test_all_kernels_and_any_number_of_threads_give_the_same_bits(dtype, monkeyp
     first = next(iter(seen.values()))
     for key, values in seen.items():
         assert all(map(np.array_equal, values, first)), key
+
+
+def test_all_kernels_give_the_bits_of_a_head_in_8_bits_which_changes_its_scores_little(monkeypatch):
+    target, seen = tiny_glide.llama(**LARGE), []
+    inv_freq = 1e4 ** (-np.arange(0, 32, 2, dtype=np.float32) / 32)
+    sizes = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 32, "intermediate_size": 352}
+    model = tiny_eagle.model(tiny_eagle.config(target, rotary=Rotary(inv_freq), **sizes))
+    for value in model.parameters():
+        value.data *= 0.2 if value.ndim > 1 else 1.0
+    expected = tiny_eagle.reference(target, model, TOKENS, 5).numpy()
+    for key in teams():
+        monkeypatch.setenv(NATIVE_VARIABLE, key[0])
+        set_num_threads(key[1])
+        scorer = tiny_eagle.scorer(target, model)
+        seen.append(chain_scores(scorer, tiny_eagle.view(target, TOKENS, 5)))
+        assert np.array_equal(seen[0], seen[-1]), key
+    assert scorer.weight_bytes < 1.5 * sum(value.numel() for value in model.parameters())
+    assert np.linalg.norm(seen[0] - expected) < 0.03 * np.linalg.norm(expected)
 
 
 def test_switched_off_or_in_another_dtype_torch_computes(monkeypatch, caplog):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
+from slipstream.core.errors import CapacityError, InvalidRequest, ModelError, NoRoom
 from slipstream.core.tree import TokenTree
 from slipstream.models import memory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
@@ -17,11 +17,34 @@ from slipstream.models.kv.batch import Part
 from slipstream.models.kv.pool import BLOCK_SIZE, HOST, KvLayout, KvPool, PageList
 from slipstream.models.memory import budget_bytes, check_budget, free_bytes, num_pages
 from slipstream.models.torch.arrays import TorchBuffers, as_array
+from slipstream.options import build
 from slipstream.verifying.build import TargetLimits, plan_memory
+from slipstream_target.config import TargetConfig
 from support.models import tiny
 
-LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU)
+LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU).keeping((0, 2), 6)
 KINDS = (HOST, TorchBuffers(CPU))
+
+
+NAMED = {"none": (), "auto": (2, 15, 27), "0,30": (0, 30), "7": (7,)}
+NOT_NAMED = ["", "some", "1,,2", "-1", "1, 2", "99999999"]
+NOT_KEPT = [((31,), "hidden_layers is 31, but must be layers from 0 to 30"), ((1, 1), "each once")]
+
+
+def test_layers_whose_states_are_kept_are_those_of_the_model_each_once(tmp_path):
+    layout = replace(LAYOUT, num_layers=30)
+    (tmp_path / "config.json").write_text('{"eagle_aux_hidden_state_layer_ids": [1, 4, 30]}')
+    for text, layers in {**NAMED, f"eagle3:{tmp_path}": (1, 4, 30)}.items():
+        limits = build(TargetConfig, hidden_layers=text).target_limits(30)
+        assert layout.keeping(limits.hidden_layers, 8).hidden_layers == layers
+    for text in NOT_NAMED:
+        with pytest.raises(InvalidRequest, match=r"hidden_layers is .* none, auto, eagle3:HEAD or"):
+            build(TargetConfig, hidden_layers=text)
+    for layers, sentence in NOT_KEPT:
+        with pytest.raises(InvalidRequest, match=sentence):
+            layout.keeping(layers, 8)
+    with pytest.raises(ModelError, match="of 7 elements can't be kept in halves"):
+        layout.keeping((1,), 7)
 
 
 @given(st.lists(st.integers(min_value=1, max_value=6), max_size=60), st.randoms())
@@ -51,26 +74,26 @@ def test_more_pages_than_there_are_is_not_a_matter_of_waiting():
 @pytest.mark.parametrize("buffers", KINDS)
 def test_a_page_is_clear_when_it_is_handed_out_first(buffers):
     pool = KvPool(LAYOUT, 3, buffers=buffers)
-    for at in range(2):
+    for at in LAYOUT.shapes():
         pool.layer(at)[:] = 7  # as memory that was somebody's before
     for page in pool.take(3):
         slots = slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE)
-        assert all((pool.layer(at)[:, slots] == 0).all() for at in range(2))
+        assert all((pool.layer(at)[:, slots] == 0).all() for at in LAYOUT.shapes())
 
 
 @pytest.mark.parametrize("buffers", KINDS)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_slots_are_copied_as_they_were_before_any_was_written(buffers, dtype):
     pool = KvPool(replace(LAYOUT, dtype=dtype), 2, buffers=buffers)
-    for at in range(2):
-        values = np.arange(4 * pool.scratch.stop * 4).reshape(4, -1, 4)
+    for at, (rows, width) in LAYOUT.shapes().items():
+        values = np.arange(rows * pool.scratch.stop * width).reshape(rows, -1, width)
         buffers.write(pool.layer(at), slice(None), values.astype(dtype))
-    before = [np.array(buffers.on_host(pool.layer(at))) for at in range(2)]
+    before = {at: np.array(buffers.on_host(pool.layer(at))) for at in LAYOUT.shapes()}
     source, into = [3, 4, 5, 200], [4, 5, 3, 0]
     pool.copy(source, into)
-    for at in range(2):
-        expected = before[at].copy()
-        expected[:, into] = before[at][:, source]
+    for at, values in before.items():
+        expected = values.copy()
+        expected[:, into] = values[:, source]
         assert np.array_equal(buffers.on_host(pool.layer(at)), expected)
 
 
@@ -90,7 +113,7 @@ def scattered(model, capacity, *, seed=0):
 @pytest.mark.parametrize("engine", [None, "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_pages_lie_makes_no_difference_to_a_bit(dtype, engine):
-    model = tiny.causal(dtype=dtype, engine=engine)
+    model = tiny.causal(dtype=dtype, engine=engine, hidden_layers=(0, 3))
     tokens = tiny.tokens(300)
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
     states = []
@@ -99,23 +122,24 @@ def test_where_pages_lie_makes_no_difference_to_a_bit(dtype, engine):
         hidden, (slots,) = model.forward([Part(cache, tokens[290:], tree)])
         cache.keep([*slots[:10], slots[11], slots[13]])
         after, _ = model.forward([Part(cache, [9])])
-        states.append((hidden, after, cache.gather(1, 0, 302)))
+        states.append((hidden, after, *(cache.gather(at, 0, 302) for at in (1, 3, 6))))
     for ours, theirs in zip(*states, strict=True):
         assert np.array_equal(as_array(ours), as_array(theirs))
 
 
 def test_who_writes_to_a_shared_page_gets_a_copy():
-    model = tiny.causal()
+    model = tiny.causal(hidden_layers=(3,))
     pool = model.pool(6)
     one = model.open_in(pool)
     model.prefill(one, tiny.tokens(200))
-    before = one.gather(0, 0, 200).copy()
+    before = {at: one.gather(at, 0, 200).copy() for at in (0, 6)}
     two = type(one)(pool, limit=512, pages=one.pages, count=150)
     model.prefill(two, tiny.tokens(30, seed=5))
     assert two.pages[0] == one.pages[0]
     assert two.pages[1] != one.pages[1]
-    assert np.array_equal(one.gather(0, 0, 200), before)
-    assert np.array_equal(two.gather(0, 0, 150), before[:, :150])
+    for at, values in before.items():
+        assert np.array_equal(one.gather(at, 0, 200), values)
+        assert np.array_equal(two.gather(at, 0, 150), values[:, :150])
     one.close()
     two.close()
     assert pool.num_free == 6
@@ -165,7 +189,8 @@ def test_there_are_as_many_pages_as_fit_and_no_more_than_can_be_used():
     page = LAYOUT.bytes_per_page
     assert num_pages(f"{5 * page + 1}", CPU, page) == 5
     assert num_pages(f"{5 * page + 1}", CPU, page, most=3) == 3
-    with pytest.raises(CapacityError, match=r"a budget of 99 is 99 B .* a page takes 16.0 KiB"):
+    assert page == 128 * 4 * (2 * 2 * 2 * 4 + 2 * 6), "keys and values, and two hidden states"
+    with pytest.raises(CapacityError, match=r"a budget of 99 is 99 B .* a page takes 22.0 KiB"):
         num_pages("99", CPU, page)
     model = tiny.causal()
     page = model.layout.bytes_per_page

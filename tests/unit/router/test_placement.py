@@ -10,7 +10,7 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream_router.replicas.pool import chosen
 from slipstream_router.replicas.probes import DescribedDraft, DescribedTarget, fits
 
-LAYOUT = common_pb2.KvLayout(num_layers=30, num_kv_heads=3, head_dim=64)
+LAYOUT = common_pb2.KvLayout(num_layers=30, num_kv_heads=3, head_dim=64, hidden_layers=[2])
 NAMES = {"model_id": "small", "tokenizer_hash": "t" * 64, "vocab_size": 100}
 NUMBERING = b"p" * 32 + b"is added"
 TARGET = DescribedTarget(
@@ -20,9 +20,14 @@ TARGET = DescribedTarget(
 )
 
 
-def draft(kind="glide", *, target_layout=LAYOUT, target_model_id="small", **identity):
+def draft(
+    kind="glide", *, target_layout=LAYOUT, target_model_id="small", target_layers=(), **identity
+):
     about = draft_pb2.DescribeDraftResponse(
-        identity={**NAMES, **identity}, target_layout=target_layout, target_model_id=target_model_id
+        identity={**NAMES, **identity},
+        target_layout=target_layout,
+        target_model_id=target_model_id,
+        target_layers=target_layers,
     )
     return DescribedDraft(about, DraftFacts(kind))
 
@@ -86,10 +91,11 @@ def test_twelve_requests_are_spread_evenly_over_three_replicas_whatever_they_had
         {"tokenizer_hash": "u" * 64},
         {"target_layout": common_pb2.KvLayout(num_layers=30, num_kv_heads=3, head_dim=128)},
         {"vocab_size": 101},
+        {"target_layers": [31]},
     ],
 )
 def test_a_draft_for_another_target_never_sits_with_this_one(change):
-    assert fits(TARGET, draft())
+    assert fits(TARGET, draft()) and fits(TARGET, draft(target_layers=[32]))
     assert not fits(TARGET, draft(**change))
 
 

@@ -25,7 +25,7 @@ from slipstream_router.replicas.replica import Replica
 
 _LOG = logging.getLogger("slipstream.router")
 NO_TARGET = "no target has been reached yet"
-KINDS = ("glide", "vanilla")
+KINDS = ("glide", "eagle3", "vanilla")
 """Kinds of drafts that live in replicas, the best first. N-gram lookup runs in the router."""
 
 

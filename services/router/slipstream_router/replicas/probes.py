@@ -9,6 +9,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from slipstream.core.errors import HandshakeError, SlipstreamError
+from slipstream.core.policy.options import READING
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.server_info import ReplicaRole
@@ -193,15 +194,18 @@ class DraftProbe(Probe[DescribedDraft]):
 def fits(target: DescribedTarget, draft: DescribedDraft) -> bool:
     """Return whether a draft can guess for a target, as far as it depends on one."""
     ours, theirs = target.description, draft.description
-    is_glide, has_layout = draft.name == "glide", theirs.HasField("target_layout")
+    is_reading, has_layout = draft.name in READING, theirs.HasField("target_layout")
     is_same = same_numbering(theirs.identity.numbering, ours.identity.numbering)
     pairs = (
         (theirs.target_model_id, ours.identity.model_id),
         ("" if is_same else theirs.identity.tokenizer_hash, ours.identity.tokenizer_hash),
         (_layout(theirs.target_layout) if has_layout else None, _layout(ours.layout)),
-        (theirs.identity.vocab_size if is_glide else 0, ours.identity.vocab_size),
+        (theirs.identity.vocab_size if is_reading else 0, ours.identity.vocab_size),
     )
-    return all(needed == given for needed, given in pairs if needed)
+    count = ours.layout.num_layers
+    states = {layer - count for layer in theirs.target_layers if layer >= count}
+    is_kept = states <= {*ours.layout.hidden_layers}
+    return is_kept and all(needed == given for needed, given in pairs if needed)
 
 
 def _layout(message: common_pb2.KvLayout) -> tuple[int, int, int]:

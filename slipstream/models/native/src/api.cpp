@@ -129,16 +129,17 @@ SLIPSTREAM_API int64_t slipstream_weight_bytes(void* handle) {
 }
 
 // A norm of a block, by place: before it (0), of queries (1), of keys (2), of what it adds (3); the
-// last norm for layer -1. Those of queries and keys are of one head or of all, cross [hidden].
+// last norm for layer -1, that of features for -2. Those of queries and keys are of one head or of
+// all, cross [hidden].
 SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t block,
                                            int32_t place, const float* norm, int64_t count) {
   Model& model = static_cast<Handle*>(handle)->model;
   return guarded([&]() -> int32_t {
     if (layer >= 0 && !has_block(model, layer, block)) return kMisfit;
     if (norm == nullptr || !fits_norm(model.shape, place, count)) return kMisfit;
-    if (layer < 0 && place != kBefore) return kMisfit;
+    if (layer < 0 && (place != kBefore || layer < -2)) return kMisfit;
     if (layer < 0) {
-      model.norm.assign(norm, norm + count);
+      (layer == -2 ? model.feature_norm : model.norm).assign(norm, norm + count);
       return 0;
     }
     Block& own = model.layers[layer].blocks[block];
@@ -158,6 +159,7 @@ SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, cons
     const Model& model = own->model;
     if (!is_complete(model) || !fits_batch(model, *cache, *batch)) return kMisfit;
     if (count != batch->kept * model.shape.hidden) return kMisfit;
+    if (!fits_outputs(model.shape, *batch, batch->kept)) return kMisfit;
     own->kernels->forward(own->model, *cache, *batch, hidden);
     return 0;
   });

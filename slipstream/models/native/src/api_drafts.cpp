@@ -15,6 +15,7 @@ SLIPSTREAM_API int32_t slipstream_follow(void* handle, const Cache* cache, const
     const Model& model = own->model;
     if (!is_complete(model) || !fits_batch(model, *cache, *batch)) return kMisfit;
     if (!fits_chains(model, *cache, *batch, chains, stride, *out)) return kMisfit;
+    if (!fits_outputs(model.shape, *batch, batch->kept * stride)) return kMisfit;
     own->kernels->follow(own->model, *cache, *batch, decision, chains, stride, *out);
     return 0;
   });

@@ -80,12 +80,14 @@ inline bool ends_with(ChainState& chain, const float* row) {
 // first rows are the sessions' last ones.
 class NewestTokens {
  public:
-  NewestTokens(const Batch& first, int num_cross) : first_(first), num_cross_(num_cross) {}
+  NewestTokens(const Batch& first, const Shape& shape)
+      : first_(first), num_cross_(shape.num_cross), width_(shape.has_features ? shape.hidden : 0) {}
 
   void clear() { rows_ = {}; }
   int64_t count() const { return static_cast<int64_t>(rows_.tokens.size()); }
 
-  void add(int64_t session, int64_t depth, int64_t token) {
+  // A token, and the feature that it reads where the model has them.
+  void add(int64_t session, int64_t depth, int64_t token, const float* feature) {
     const int64_t place = first_.num_in_table[session] + depth - 1;
     rows_.tokens.push_back(token);
     rows_.positions.push_back(first_.positions[session] + depth);
@@ -94,6 +96,7 @@ class NewestTokens {
     rows_.seen.push_back(place + 1);
     rows_.sizes.push_back(first_.block_table_sizes[session]);
     rows_.read.push_back(0);
+    rows_.features.insert(rows_.features.end(), feature, feature + width_);
     if (first_.cross == nullptr) return;
     const CrossKv* own = first_.cross + session * num_cross_;
     rows_.cross.insert(rows_.cross.end(), own, own + num_cross_);
@@ -108,7 +111,7 @@ class NewestTokens {
             rows_.seen.data(), rows_.ancestors.data(),
             rows_.ancestors.data(), rows_.read.data(),
             first_.cross == nullptr ? nullptr : rows_.cross.data(), rows_.sizes.data(),
-            0};
+            0, rows_.features.data()};
   }
 
  private:
@@ -116,9 +119,10 @@ class NewestTokens {
     std::vector<int64_t> tokens, positions, slots, seen, sizes, read, ancestors;
     std::vector<const int64_t*> tables;
     std::vector<CrossKv> cross;
+    std::vector<float> features;
   };
   const Batch& first_;
-  const int num_cross_;
+  const int num_cross_, width_;
   Rows rows_;
 };
 
@@ -145,31 +149,38 @@ inline void rank_states(Model& model, const std::vector<int64_t>& sessions, int6
 
 // Follows the best candidates behind the first `kept` tokens of a batch, the last ones of as many
 // sessions, until each of their chains has ended. A chain has up to `stride` positions, rows of
-// `out`, whose scores are those of the decision model or no numbers.
+// `out`, whose scores are those of the decision model or no numbers; features of each go to the
+// batch's `outputs`.
 inline void follow(Model& model, const Cache& cache, const Batch& batch,
                    const DecisionModel* decision, ChainState* chains, int64_t stride,
                    const RankedRows& out) {
-  const int hidden = model.shape.hidden;
-  slipstream::Lines<float>& states = model.buffers.hidden;
+  const int hidden = model.shape.hidden, width = model.shape.has_features ? hidden : 0;
+  slipstream::Lines<float>&states = model.buffers.hidden, &features = model.buffers.features;
   std::vector<int64_t> live(batch.kept);
   std::iota(live.begin(), live.end(), 0);
-  NewestTokens newest(batch, model.shape.num_cross);
+  NewestTokens newest(batch, model.shape);
   for (int64_t depth = 1; !live.empty(); ++depth) {
     states.resize(live.size() * hidden);
-    forward(model, cache, depth == 1 ? batch : newest.batch(), states.data());
+    features.resize(live.size() * width);
+    Batch now = depth == 1 ? batch : newest.batch();
+    now.outputs = features.data();
+    forward(model, cache, now, states.data());
     rank_states(model, live, depth, chains, stride, out);
     std::vector<int64_t> others;
     newest.clear();
     for (size_t i = 0; i < live.size(); ++i) {
       ChainState& chain = chains[live[i]];
-      float* row = out.row(live[i] * stride + depth - 1);
+      const int64_t place = live[i] * stride + depth - 1;
+      float* row = out.row(place);
+      const float* feature = features.data() + i * width;
+      if (width > 0) std::copy_n(feature, width, batch.outputs + place * width);
       if (decision != nullptr && chain.is_scored) {
         row[slipstream::kScore] = decide(*decision, states.data() + i * hidden, hidden, row,
                                          chain.lag + depth - 1, chain.keys != nullptr);
       }
       if (ends_with(chain, row)) continue;
       others.push_back(live[i]);
-      newest.add(live[i], depth, static_cast<int64_t>(row[slipstream::kRowStats]));
+      newest.add(live[i], depth, static_cast<int64_t>(row[slipstream::kRowStats]), feature);
     }
     live.swap(others);
   }

@@ -83,6 +83,8 @@ bool is_possible(const Shape& shape) {
     if (size < 1 || size > kLargest) return false;
   }
   const int64_t heads = int64_t{shape.heads} + int64_t{2} * shape.key_heads;
+  const bool is_pair = shape.layers == 1 && shape.num_cross == 0 && shape.hidden <= kLargest / 2;
+  if (shape.has_features && !is_pair) return false;
   return shape.layers >= 0 && shape.num_cross >= 0 && shape.heads % shape.key_heads == 0 &&
          heads <= kLargest / shape.head_dim && int64_t{2} * shape.mlp + 2 * kTile <= kLargest;
 }
@@ -104,7 +106,8 @@ bool fits_place(const Shape& shape, int32_t block, int32_t place, const Weights*
   const bool is_mlp = block == 1 + shape.num_cross;
   const int64_t queries = int64_t{shape.heads} * shape.head_dim;
   const int64_t keys = block == 0 ? int64_t{2} * shape.key_heads * shape.head_dim : 0;
-  const int64_t inputs = place == kInto ? shape.hidden : is_mlp ? shape.mlp : queries;
+  const int64_t first_inputs = block == 0 ? shape.inputs() : shape.hidden;
+  const int64_t inputs = place == kInto ? first_inputs : is_mlp ? shape.mlp : queries;
   const int64_t first = is_mlp ? int64_t{2} * shape.mlp : queries + keys;
   const int64_t outputs = place == kInto ? first : shape.hidden;
   int64_t found = 0;
@@ -119,6 +122,9 @@ bool fits_place(const Shape& shape, int32_t block, int32_t place, const Weights*
 bool is_complete(const Model& model) {
   if (model.norm.empty() || (model.embedding == nullptr && model.head.data == nullptr))
     return false;
+  const bool has_norms =
+      !model.feature_norm.empty() && !model.layers.empty() && !model.layers[0].blocks[0].norm.empty();
+  if (model.shape.has_features && !has_norms) return false;
   for (const Layer& layer : model.layers) {
     if (layer.rotary >= static_cast<int64_t>(model.rotaries.size())) return false;
     if (layer.rotary >= 0 && model.rotaries[layer.rotary].half < 1) return false;
@@ -131,12 +137,20 @@ bool is_complete(const Model& model) {
 
 bool fits_batch(const Model& model, const Cache& cache, const Batch& batch) {
   const Shape& shape = model.shape;
-  const int64_t head_bytes = int64_t{shape.head_dim} * (shape.keys_are_bfloat16 ? 2 : 4);
-  const int64_t slot_bytes = 2 * shape.key_heads * head_bytes;
+  const int64_t element_bytes = shape.keys_are_bfloat16 ? 2 : 4;
+  const int64_t slot_bytes = element_bytes * 2 * shape.key_heads * shape.head_dim;
   if (batch.count < 1 || !is_within(batch.kept, batch.count + 1)) return false;
   if (!has_arrays(shape, batch)) return false;
+  const int64_t features = shape.has_features ? batch.count * shape.hidden : 0;
+  if (batch.num_features != features || (features > 0 && batch.features == nullptr)) return false;
   if (cache.count != shape.layers || cache.slots < 0) return false;
   if (cache.layer_bytes != cache.slots * slot_bytes) return false;
+  if (cache.states != nullptr) {
+    if (shape.hidden % 2 || cache.state_bytes != cache.slots * shape.hidden * element_bytes)
+      return false;
+    // The last layer computes no more rows than are kept.
+    if (cache.states[shape.layers] != nullptr && batch.kept != batch.count) return false;
+  }
   if (!are_parts(batch) || !are_slots(batch.ancestors, batch.num_ancestors, cache)) return false;
   if (!are_slots(batch.slots, batch.count, cache)) return false;
   const int64_t positions = num_positions(model);
@@ -148,6 +162,11 @@ bool fits_batch(const Model& model, const Cache& cache, const Batch& batch) {
     if (batch.cross != nullptr && !fits_cross(shape, batch, row, batch.num_read[row])) return false;
   }
   return true;
+}
+
+bool fits_outputs(const Shape& shape, const Batch& batch, int64_t rows) {
+  if (!shape.has_features) return batch.num_outputs == 0;
+  return batch.num_outputs == rows * shape.hidden && (rows == 0 || batch.outputs != nullptr);
 }
 
 bool fits_chains(const Model& model, const Cache& cache, const Batch& batch,

@@ -29,6 +29,9 @@ bool is_complete(const Model& model);
 // the arrays of a batch.
 bool fits_batch(const Model& model, const Cache& cache, const Batch& batch);
 
+// Whether a batch has room for so many rows of features that the next tokens read.
+bool fits_outputs(const Shape& shape, const Batch& batch, int64_t rows);
+
 // Whether chains, of up to `stride` positions, have room behind the first tokens of such a batch.
 bool fits_chains(const Model& model, const Cache& cache, const Batch& batch,
                  const ChainState* chains, int64_t stride, const RankedRows& out);

@@ -37,17 +37,25 @@ class Forward {
     buffers_.normed_quantized.resize(batch.count, shape_.hidden);
     buffers_.attended_quantized.resize(batch.count, shape_.heads * shape_.head_dim);
     buffers_.gated_quantized.resize(batch.count, shape_.mlp);
+    if (!shape_.has_features) return;
+    buffers_.pairs.resize(batch.count * shape_.inputs());
+    buffers_.pair_quantized.resize(batch.count, shape_.inputs());
   }
 
   void run(int thread) {
     embed(thread);
     for (int at = 0; at < shape_.layers; ++at) {
       const int64_t kept = at + 1 < shape_.layers ? batch_.count : batch_.kept;
+      write_states(thread, at);
       layer(thread, model_.layers[at], static_cast<T*>(cache_.layers[at]), kept);
     }
+    write_states(thread, shape_.layers);
     model_.team->each(thread, batch_.kept, [&](int64_t row) {
-      rms_norm(x(row), model_.norm.data(), shape_.hidden, shape_.norm_epsilon,
-           hidden_ + row * shape_.hidden);
+      float* state = hidden_ + row * shape_.hidden;
+      rms_norm(x(row), model_.norm.data(), shape_.hidden, shape_.norm_epsilon, state);
+      if (!shape_.has_features) return;
+      const float* output = shape_.norms_output ? state : x(row);
+      std::copy_n(output, shape_.hidden, batch_.outputs + row * shape_.hidden);
     });
   }
 
@@ -69,7 +77,19 @@ class Forward {
       if (shape_.embedding_scale != 1.0f) {
         multiply_by(shape_.embedding_scale, shape_.hidden, x(row));
       }
+      if (shape_.has_features) pair(row);
     });
+  }
+
+  // What the attention reads of an embedding and a feature; the feature takes the former's place.
+  void pair(int64_t row) {
+    const Block& block = model_.layers.front().blocks.front();
+    const float* feature = batch_.features + row * shape_.hidden;
+    float *out = buffers_.pairs.data() + row * shape_.inputs(), *second = out + shape_.hidden;
+    rms_norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
+    rms_norm(feature, model_.feature_norm.data(), shape_.hidden, shape_.norm_epsilon, second);
+    std::copy_n(shape_.norms_residual ? second : feature, shape_.hidden, x(row));
+    quantize(forms_of(block), out, row, buffers_.pair_quantized);
   }
 
   // Of the first `kept` rows; the others have keys and values alone.
@@ -81,9 +101,16 @@ class Forward {
     mlp(thread, layer.blocks.back(), kept);
   }
 
-  void prepare(int thread, const Block& block, int64_t rows) {
+  static int forms_of(const Block& block) {
     int forms = kFloat;
     for (const Matrix& m : block.into) forms |= form(m.kind);
+    return forms;
+  }
+
+  Tokens normed_tokens() const { return {buffers_.normed.data(), &buffers_.normed_quantized}; }
+
+  void prepare(int thread, const Block& block, int64_t rows) {
+    const int forms = forms_of(block);
     model_.team->each(thread, rows, [&](int64_t row) {
       float* out = normed(row);
       if (block.norm.empty()) {
@@ -96,8 +123,7 @@ class Forward {
   }
 
   // Heads of all tokens; queries of the first `kept` ones alone.
-  void project(int thread, const Block& block, int64_t kept, int64_t all) {
-    const Tokens normed{buffers_.normed.data(), &buffers_.normed_quantized};
+  void project(int thread, const Block& block, const Tokens& tokens, int64_t kept, int64_t all) {
     const int queries = shape_.heads * shape_.head_dim;
     int skipped = 0;
     for (const Matrix& m : block.into) {
@@ -106,8 +132,8 @@ class Forward {
       };
       const int apart = kept < all ? (queries - skipped) / kTile : 0;
       const int64_t own = std::max(0, std::min(apart, m.tiles()));
-      matmul(*model_.team, thread, m, {0, own}, normed, kept, write);
-      matmul(*model_.team, thread, m, {own, m.tiles()}, normed, all, write);
+      matmul(*model_.team, thread, m, {0, own}, tokens, kept, write);
+      matmul(*model_.team, thread, m, {own, m.tiles()}, tokens, all, write);
       skipped += m.outputs;
     }
   }
@@ -115,8 +141,13 @@ class Forward {
   void attention(int thread, const Layer& layer, T* cache, int64_t kept) {
     const Block& block = layer.blocks.front();
     const int heads = shape_.heads + shape_.key_heads, queries = shape_.heads * shape_.head_dim;
-    prepare(thread, block, batch_.count);
-    project(thread, block, kept, batch_.count);
+    if (shape_.has_features) {
+      const Tokens pairs{buffers_.pairs.data(), &buffers_.pair_quantized};
+      project(thread, block, pairs, kept, batch_.count);
+    } else {
+      prepare(thread, block, batch_.count);
+      project(thread, block, normed_tokens(), kept, batch_.count);
+    }
     model_.team->barrier();
     if (is_wide(block.query_norm) || is_wide(block.key_norm)) {
       model_.team->each(thread, batch_.count, [&](int64_t row) {
@@ -145,7 +176,7 @@ class Forward {
   void cross_attention(int thread, const Layer& layer, int at, int64_t kept) {
     const Block& block = layer.blocks[1 + at];
     prepare(thread, block, kept);
-    project(thread, block, kept, kept);
+    project(thread, block, normed_tokens(), kept, kept);
     model_.team->barrier();
     model_.team->each(thread, kept * shape_.heads, [&](int64_t i) {
       const int64_t row = i / shape_.heads;
@@ -187,12 +218,22 @@ class Forward {
     const Block& block = layer.blocks.front();
     norm_and_rope(at < 0 ? block.query_norm : block.key_norm, layer.rotary, row, own);
     if (at < 0) return;
-    store_kv(own, cache, at, batch_.slots[row]);
-    store_kv(own + shape_.key_heads * dim, cache, shape_.key_heads + at, batch_.slots[row]);
+    store_kv(own, cache, at, batch_.slots[row], dim);
+    store_kv(own + shape_.key_heads * dim, cache, shape_.key_heads + at, batch_.slots[row], dim);
   }
 
-  void store_kv(const float* from, T* cache, int head, int64_t slot) {
-    const int dim = shape_.head_dim;
+  // Writes the hidden states that a layer takes in, in two halves, where they are kept.
+  void write_states(int thread, int layer) {
+    if (cache_.states == nullptr || cache_.states[layer] == nullptr) return;
+    T* states = static_cast<T*>(cache_.states[layer]);
+    const int half = shape_.hidden / 2;
+    model_.team->each(thread, batch_.count, [&](int64_t row) {
+      store_kv(x(row), states, 0, batch_.slots[row], half);
+      store_kv(x(row) + half, states, 1, batch_.slots[row], half);
+    });
+  }
+
+  void store_kv(const float* from, T* cache, int head, int64_t slot, int dim) {
     T* dst = cache + (head * cache_.slots + slot) * dim;
     for (int d = 0; d < dim; ++d) {
       if constexpr (std::is_same_v<T, float>) {
@@ -205,7 +246,7 @@ class Forward {
 
   void mlp(int thread, const Block& block, int64_t rows) {
     prepare(thread, block, rows);
-    const Tokens normed{buffers_.normed.data(), &buffers_.normed_quantized};
+    const Tokens normed = normed_tokens();
     for (int at = 0; at < 2; ++at) {  // gates, then what they are for, a tile of each in turn
       const auto write = [&](int64_t row, int output, Lanes y, int) {
         store(buffers_.wide.data() + row * wide_width_ + 2 * output + at * kTile, y);

@@ -92,6 +92,12 @@ struct Shape {
   float norm_epsilon, attention_scale;
   float embedding_scale = 1.0f, residual_scale = 1.0f;  // the latter of what blocks add
   int32_t is_gelu = 0;  // MLPs are gated by GELU, in its form with tanh, else by SiLU
+  // The one layer's attention reads two norms side by side, of the embedding and of a feature, and
+  // the residual stream begins with the feature, or with its norm; what the next token reads is the
+  // stream's end, or the norm of that.
+  int32_t has_features = 0, norms_residual = 0, norms_output = 0;
+
+  int inputs() const { return has_features ? 2 * hidden : hidden; }  // of the first attention
 };
 
 // Tokens [rows, inputs] as products take them. In 8 bits: codes, and for every 32 of them the
@@ -113,9 +119,9 @@ struct Scratch {
 };
 
 struct Buffers {
-  QuantizedActivations normed_quantized, attended_quantized, gated_quantized;
-  Lines<float> x, normed, qkv, attended, wide, gated;
-  Lines<float> hidden, logits, ranked;  // of chains; rows that are ranked
+  QuantizedActivations normed_quantized, attended_quantized, gated_quantized, pair_quantized;
+  Lines<float> x, normed, qkv, attended, wide, gated, pairs;
+  Lines<float> hidden, logits, ranked, features;  // of chains; rows that are ranked
   std::vector<Lines<float>> blocks;  // by thread
   std::vector<Scratch> scratch;      // by thread, or by key head where threads share it
 };
@@ -125,7 +131,7 @@ struct Model {
   Arena weights;
   std::vector<Layer> layers;
   Matrix head;
-  std::vector<float> norm;
+  std::vector<float> norm, feature_norm;
   std::vector<Rotary> rotaries;
   Kind embedding_kind = Kind::kFloat32;
   const uint8_t* embedding = nullptr;  // null: its rows are the head's
@@ -148,7 +154,9 @@ struct CrossKv {
 // a table of `block_table_sizes[i]` slots, and then those of `ancestors`, which has `num_ancestors`
 // of them: `ancestors[first_ancestor[i] .. first_ancestor[i + 1])`, its own the last of them, in
 // the order of positions; and the first `num_read[i]` positions of `cross[i * shape.num_cross ..]`,
-// of one for each such attention of a layer.
+// of one for each such attention of a layer. `features` [count, hidden] are what a model that has
+// them reads besides, `outputs` [kept, hidden] what the next tokens read; of chains, a row for each
+// position that they may have.
 struct Batch {
   int64_t count, kept;
   const int64_t* tokens;
@@ -162,13 +170,21 @@ struct Batch {
   const CrossKv* cross;
   const int64_t* block_table_sizes;
   int64_t num_ancestors;
+  const float* features = nullptr;
+  int64_t num_features = 0;
+  float* outputs = nullptr;
+  int64_t num_outputs = 0;
 };
 
 // The cache: a buffer [2 * key_heads, slots, head_dim] for each of `count` layers, keys before
-// values, of `layer_bytes` each.
+// values, of `layer_bytes` each. `states`, unless it is null, has for each layer a buffer [2, slots,
+// hidden / 2], of `state_bytes`, for the hidden states that the layer takes in, or null; behind
+// them one for what the last layer gives.
 struct Cache {
   void* const* layers;
   int64_t slots, count, layer_bytes;
+  void* const* states = nullptr;
+  int64_t state_bytes = 0;
 };
 
 // The keys of one position's noise.

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.core.errors import ModelError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.layers import scale_linears
@@ -73,6 +75,38 @@ def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
     np.testing.assert_allclose(hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "layers", "engine"),
+    [
+        ("llama", (0, 1, 3), "cuda"),
+        ("qwen3", (3, 2), "cuda"),
+        ("phi3", (1, 3), "cuda"),
+        ("qwen2", (2, 3), "torch"),
+        ("gpt-neox", (0, 2), "torch"),
+    ],
+)
+def test_kept_states_are_what_layers_take_in_and_the_last_ones_are_normed(family, layers, engine):
+    hf, device = tiny.hf_model(family), engine.replace("torch", "cpu")
+    model = causal_model(deepcopy(hf).to(device), engine=engine, hidden_layers=layers)
+    parts = parts_on_scattered_pages(model, [tree_of(9, seed) for seed in range(len(LENGTHS))])
+    hidden, (_, places, *_) = model.forward(parts)
+    parts[1].cache.keep(places[:2])
+    inputs = hf(torch.tensor([tiny.tokens(7, seed=5)]), output_hidden_states=True).hidden_states
+    for layer in layers:
+        halves = parts[1].cache.view([3 + layer]).layers[3 + layer]
+        slots = parts[1].cache.table()[:7]
+        found = halves[:, slots if device == "cuda" else slice(7)].transpose(0, 1).flatten(1)
+        if layer == 3:
+            found = model.decoder._body.norm(found[None])[0]
+            assert torch.equal(found[5:], hidden[11:13])
+        torch.testing.assert_close(found.cpu(), inputs[layer][0], rtol=1e-4, atol=1e-5)
+
+
+def test_states_that_a_family_has_in_no_known_place_are_refused():
+    with pytest.raises(ModelError, match="no layer 3 whose"):
+        causal_model(tiny.hf_model("gpt-neox"), engine="torch", hidden_layers=(3,))
+
+
 def test_what_follows_an_accepted_path_has_the_same_states():
     tree = tree_of(9, 3)
     states = []
@@ -118,17 +152,18 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
 )
 def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most, is_scaled):
     nums = []
-    for num_layers in (2, 3):
+    for num_layers, kept in ((2, ()), (3, ()), (3, (0, 3))):
         hf = tiny.hf_model(family, num_hidden_layers=num_layers, dtype=torch.bfloat16).cuda()
         if is_scaled:
             scale_linears(hf, "cuda", head=hf.lm_head)
-        model = causal_model(hf)
+        model = causal_model(hf, hidden_layers=kept)
         cache = model.open_in(model.pool(1))
         for sampling in (SAMPLED, TRUNCATED):
             model.draw([Part(cache, [1, 2])], [Draw(1, sampling, (1, 2))])
         entries = model.decoder.replay._entries.values()
         nums.append([entry.replay.__self__.num_kernels for entry in entries])
-    (_, fewer, _), (drawn, more, truncated) = nums  # the last used is last
+    (_, fewer, _), (drawn, more, truncated), (_, keeping, _) = nums  # the last used is last
+    assert keeping - more == 2
     assert more - fewer <= most
     assert fewer <= 2 * most + 14  # positions, and the last norm
     assert drawn == 1 + 3  # the head

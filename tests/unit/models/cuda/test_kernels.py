@@ -19,6 +19,7 @@ from slipstream.models.cuda.layers import (
     attend_others,
     gate,
     place,
+    read_states,
     rounded,
     scaled_linear,
 )
@@ -182,6 +183,20 @@ def test_keys_of_another_model_are_read_where_they_are(dtype, has_norm):
     assert not found[6:].any()  # a session without keys
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_states_of_another_model_are_read_where_they_are(dtype):
+    buffers = [noise(2, num, 24, seed=num, dtype=dtype) for num in (384, 256, 300, 128)]
+    first, other, *more = [(own.data_ptr(), own.shape[1]) for own in buffers]
+    others = torch.tensor([[first, other, (0, 0)], [*more, (0, 0)]], device=DEVICE)
+    slots = torch.tensor([7, -1, 290, 127, 5, 0, 3, -1, 0], device=DEVICE)
+    given = (buffers[0], others, slots, 48)
+    found = kernels.read_halves(*given)
+    assert torch.equal(found, read_states(*given))
+    assert torch.equal(found[2], torch.cat([buffers[0][:, 290], buffers[2][:, 290]]).flatten())
+    assert torch.equal(found[3], torch.cat([buffers[1][:, 127], buffers[3][:, 127]]).flatten())
+    assert not found[[1, 6, 7, 8]].any()  # without a slot, and without a buffer
+
+
 @pytest.mark.parametrize("width", [0, 6])
 @pytest.mark.parametrize(("size", "num"), [(40, 1), (700, 5)])
 def test_slots_of_chains_are_read_as_a_cpu_reads_them(width, size, num):
@@ -257,10 +272,11 @@ NUMBERS |= dict.fromkeys(("num_rules", "num", "width"), "i32") | {"columns": "*i
 NUMBERS |= dict.fromkeys(("vocab", "steps"), "*i64") | dict.fromkeys(("first", "stats"), "*fp32")
 NUMBERS |= dict.fromkeys(("rules", "state", "into", "numbers", "limits"), "*fp64")
 NUMBERS |= dict.fromkeys(("ranges", "edits", "places"), "*i32")
-NUMBERS |= {"num_bytes": "i32", "masks": "*u8"}
+NUMBERS |= {"num_bytes": "i32", "masks": "*u8", "others": "*i64", "half": "i32"}
+NUMBERS["num_sessions"] = "i32"
 NAMES = {
     attention_kernels: ("attend_spans", "add_spans"),
-    kernels: ("add_norm", "place", "gate", "round"),
+    kernels: ("add_norm", "place", "read_states", "gate", "round"),
     draw_kernels: (
         *("find_tops", "find_bests", "find_tokens", "mask_out"),
         *("edit", "find_scores", "leave_out"),

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from itertools import chain
 from multiprocessing import get_context
 
 import pytest
@@ -25,6 +26,8 @@ from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are simulated")
+STATES = (1, 3)
+"""Layers whose inputs every rank keeps."""
 TREES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
 
 
@@ -43,7 +46,8 @@ def rank_of(folder, rank, workers=None):
     two, group = DistributedConfig(tp_size=2), tensor_parallel.TensorParallelGroup(ranks, workers)
     hf = AutoModelForCausalLM.from_pretrained(folder, distributed_config=two).eval()
     sizes = sizes_of(hf, 2)
-    sizes = replace(sizes, layout=replace(sizes.layout, device="cuda:0"))
+    kept = {"hidden_layers": STATES, "hidden_size": sizes.hidden_size}
+    sizes = replace(sizes, layout=replace(sizes.layout, device="cuda:0", **kept))
     localise(hf, ranks, in_order=True)
     own = torch_decoder(hf.to("cuda"), sizes, numerics="auto", split=group)
     own.buckets = Buckets((1, 4, 16), 4, own.buckets.tile)
@@ -67,7 +71,7 @@ class Split:
         self.process = get_context("spawn").Process(target=other_rank, args=(folder, theirs))
         self.process.start()
         self.own, self.model, _ = rank_of(folder, 0, self)
-        self.whole = causal_model(hf.to("cuda"), engine="cuda")
+        self.whole = causal_model(hf.to("cuda"), engine="cuda", hidden_layers=STATES)
         self.whole.decoder.buckets = self.own.buckets
         self.pools = [(model, model.pool(8)) for model in (self.model, self.whole)]
         for model, pool in self.pools:
@@ -105,7 +109,7 @@ def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
     assert before[0] == before[1]
     assert len(before[0]) == 5 + 2 * 3  # rows by sessions, and draws of both kinds
     for num, tree, heat in itertools.product((1, 3), TREES, (0.0, 0.9)):
-        del split.steps[:]
+        states, _ = [], split.steps.clear()
         sampling = SamplingParams(temperature=heat)
         draws = [Draw((2 + len(tree)) * each + 1, sampling, (each, 7)) for each in range(num)]
         found = []
@@ -113,6 +117,9 @@ def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
             caches = [model.open_in(pool) for _ in range(num)]
             parts = [Part(cache, tiny.tokens(2, seed=at), tree) for at, cache in enumerate(caches)]
             found.append(model.draw(parts, draws))
+            slots = list(chain(*found[-1].places))
+            views = [caches[0].view([3 + at]).layers[3 + at] for at in STATES]
+            states.append([own[:, slots].cpu() for own in views])
             for cache in caches:
                 cache.close()
         assert found[0].tokens == found[1].tokens
@@ -120,7 +127,7 @@ def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
         assert not split.steps[0].packed.values.size
         hidden = [drawn.hidden.cpu() for drawn in found]
         logits = (model.logits(found[1].hidden).cpu() for model, _ in split.pools)
-        for pair in (hidden, logits):
+        for pair in (hidden, logits, states):
             torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
     assert split.captures() == before
 

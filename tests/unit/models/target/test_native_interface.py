@@ -35,6 +35,20 @@ def made(**sizes):
     return NativeModel(shape, matrix(4))
 
 
+def paired(*without, features=2, outputs=2):
+    """A forward of a model with features, of which so many rows are given and have room."""
+    model, (batch, _) = made(has_features=1), tokens()
+    model.set_rotary(ones(POSITIONS, 8), ones(POSITIONS, 8))
+    attention = BlockWeights(ones(32), [matrix(32, 64), *[matrix(16, 64)] * 2], matrix(32))
+    mlp = BlockWeights(ones(32), [matrix(32), matrix(32)], matrix(32))
+    model.set_layer(0, [attention, mlp])
+    model.set_head(ones(32), matrix(4))
+    if "norm" not in without:
+        model.set_feature_norm(ones(32))
+    cross = CrossKv(features=ones(features, 32), outputs=ones(outputs, 32))
+    return forward((batch, cross), model)
+
+
 def filled(*without):
     """A model with all weights but some; its layer reads the keys of another model."""
     model = made(num_cross=1)
@@ -76,7 +90,7 @@ def forward(found, model=None, kept=2, layout=LAYOUT):
 
 
 def test_a_batch_within_its_arrays_is_computed():
-    assert forward(tokens()).shape == (2, 32)
+    assert forward(tokens()).shape == paired().shape == (2, 32)
 
 
 ODD_TABLE = array("q", [0, 256, 2, 3])
@@ -106,6 +120,7 @@ LAYOUTS = {
     "layers": KvLayout(2, 1, 16, FLOAT32, "cpu"),
     "type": KvLayout(1, 1, 16, BFLOAT16, "cpu"),
     "elements of a head": KvLayout(1, 1, 8, FLOAT32, "cpu"),
+    "hidden states": LAYOUT.keeping((0,), 16),
 }
 FORWARDS = {
     **{name: lambda name=name: forward(tokens(**BATCHES[name])) for name in BATCHES},
@@ -113,10 +128,16 @@ FORWARDS = {
         f"other {name}": lambda name=name: forward(tokens(), layout=LAYOUTS[name])
         for name in LAYOUTS
     },
+    "outputs of the last layer for a part of the tokens": lambda: forward(
+        tokens(), kept=1, layout=LAYOUT.keeping((1,), 32)
+    ),
     **{
         f"a model without its {name}": lambda name=name: forward(tokens(), filled(name))
         for name in ("rotary", "layer", "head")
     },
+    "a feature too few": lambda: paired(features=1),
+    "outputs without room": lambda: paired(outputs=1),
+    "features without their norm": lambda: paired("norm"),
 }
 
 
@@ -190,6 +211,7 @@ SIZED = [
     for size in ("hidden", "heads", "key_heads", "head_dim", "mlp")
     for value in (-1, 2**30 + 1, 2**31 - 1)
 ]
+SIZED += [{"has_features": 1, "layers": 2}, {"has_features": 1, "num_cross": 1}]
 SIZED += [{"layers": -1}, {"num_cross": -1}, {"key_heads": 0}, {"heads": 3, "key_heads": 2}]
 
 
