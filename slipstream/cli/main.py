@@ -21,7 +21,7 @@ from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
 _COMMANDS = ("generate", "chat", "check", "doctor", "up", "trace", "size")
 """Commands, each a function of its name in a module of its name."""
-_GROUPS = ("models", "certs", "keys")
+_GROUPS = ("models", "keys")
 _SERVE = "serve"
 _SERVICES = {
     "target": ("target", "Verify what drafts propose; holds the model."),
@@ -30,8 +30,10 @@ _SERVICES = {
     "http": ("gateway", "Serve OpenAI's HTTP API for a router. Loads no model."),
 }
 
-# Modules of these commands load torch: they are imported only when the commands are called.
+# Modules of these commands load what few commands need, such as torch: they are imported only when
+# the commands are called.
 _LATER = {
+    "certs": ("slipstream.cli.certs", "Make certificates for TLS between services."),
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
     "train": ("slipstream.cli.train", "Train draft models."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
@@ -140,7 +142,8 @@ def exit_code(args: Sequence[str] | None = None) -> int:
         if (missing.name or "slipstream").startswith("slipstream"):
             raise
         # A client's installation lacks what engines and routers need.
-        return _fail(f"this needs {missing.name}: pip install 'slipstream[engine]'", BAD_INPUT)
+        extra = "serve" if missing.name == "cryptography" else "engine"
+        return _fail(f"this needs {missing.name}: pip install 'slipstream[{extra}]'", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
