@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.trace_view import page, rows, summary
+from slipstream.cli.trace import page, rows, summary
 from slipstream.cli.up import traces_directory
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import find_trace, printable, read_spans
