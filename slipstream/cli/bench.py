@@ -33,12 +33,12 @@ from slipstream.cli.bench_flags import (
     machine_facts,
     weights_facts,
 )
-from slipstream.cli.engine import open_async_client
+from slipstream.cli.engine import open_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import show
-from slipstream.client import Client
+from slipstream.client import AsyncClient, Client
 from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import shipped_folder
@@ -150,10 +150,10 @@ def serve(
     """
     place.check()
     chosen, questions = parse_request_methods(methods), prompts.questions()
-    opened = None if place.is_remote else open_async_client(place)
+    opened = None if place.is_remote else open_client(AsyncClient, place)
 
     async def measured() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with opened or open_async_client(place) as client:  # a router's, in its loop
+        async with opened or open_client(AsyncClient, place) as client:  # a router's, in its loop
             info = await client.model_info()
             about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
             await load.check_lengths(plan, questions, client)

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+import slipstream
 from slipstream.cli.engine import shorten_spins
 from slipstream.config import NATIVE_VARIABLE, environment_of, instruction_limits, native_kernels
+from slipstream.models.machine import describe_machine
 
 Facts = dict[str, Any]
 
@@ -48,10 +50,11 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 
 def _sections() -> Iterator[tuple[str, Facts]]:
-    from slipstream import __version__
-
     python = f"{platform.python_version()} ({_tilde(sys.executable)})"
-    yield "slipstream", {"version": __version__, "python": python, "system": platform.platform()}
+    yield (
+        "slipstream",
+        {"version": slipstream.__version__, "python": python, "system": platform.platform()},
+    )
     yield "processor", _processor()
     if _version("torch") != _ABSENT:
         shorten_spins()
@@ -62,17 +65,14 @@ def _sections() -> Iterator[tuple[str, Facts]]:
 
 
 def _processor() -> Facts:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    fields = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))
-    known = {name.strip(): value.strip() for name, value in fields.items()}
-    flags = known.get("flags", known.get("Features", "")).split()
+    name, *fields = describe_machine(0)["processor"].split("\n")
+    flags = " ".join(fields).split()
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return {
-        "name": known.get("model name", platform.processor() or platform.machine()),
+        "name": name,
         "threads": os.cpu_count(),
         "threads allowed": allowed,
-        "instructions": [name for name in _FLAGS if name in flags],
+        "instructions": [flag for flag in _FLAGS if flag in flags],
     }
 
 

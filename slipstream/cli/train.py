@@ -46,7 +46,7 @@ def data(run: DataRun) -> None:
     total, num_talks = len(plan.shards), sum(map(len, plan.shards))
     skipped = f"; too long, left out: {plan.num_skipped}" if plan.num_skipped else ""
     console.print(f"{num_talks} conversations in {total} shards{skipped}")
-    with progress_of(console) as bar:
+    with progress_of(console=console) as bar:
         task = bar.add_task("loading the target", total=total)
 
         def report(result: DataReport) -> None:
@@ -95,7 +95,7 @@ def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> 
     run = replace(run, command=_command())
     with train_group(device) as group:
         console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
-        with progress_of(console, is_shown=group.is_lead) as bar:
+        with progress_of(console=console) as bar:
             training = bar.add_task("training", total=1.0)
 
             def report(result: TrainReport) -> None:
