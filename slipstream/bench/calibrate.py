@@ -13,7 +13,7 @@ from typing import Any
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.figures import sample_figures
-from slipstream.bench.harness import Advance
+from slipstream.bench.harness import Advance, SamplingPlan
 from slipstream.bench.methods import PLAIN, Method, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
@@ -27,9 +27,9 @@ from slipstream.core.policy.stop import fit_calibration
 from slipstream.core.request.request import Ask, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import SamplingParams, Shape, StopPolicy
+from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.build import Drafter, DraftModel
-from slipstream.options import check_bounds, option
+from slipstream.options import check_bounds, group, option
 from slipstream.text.prompts import encode_prompt
 
 BEFORE = "before"
@@ -62,10 +62,11 @@ class CalibrationPlan:
         least=1e-3,
         most=1440,
     )
-    temperature: float = option(
-        1.0, "Temperature of the sampled replies; greedy ones run beside them."
+    sampling: SamplingPlan = group(
+        SamplingPlan,
+        temperature=option(1.0, "Temperature of the sampled replies; greedy ones run beside them."),
+        seed=option(0, "Seed of the sampled replies."),
     )
-    seed: int = option(0, "Seed of the sampled replies.")
     depth: int = option(
         8,
         "Longest chain that is tried, at most the lag that the draft was trained for. More than"
@@ -78,14 +79,13 @@ class CalibrationPlan:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.temperature == 0:
+        if self.sampling.temperature == 0:
             raise InvalidRequest("temperature is 0, but greedy replies are calibrated in any case")
-        SamplingParams(temperature=self.temperature, seed=self.seed)
 
     @property
-    def samplings(self) -> tuple[SamplingParams, SamplingParams]:
-        """Return greedy and sampled parameters."""
-        return SamplingParams(), SamplingParams(temperature=self.temperature, seed=self.seed)
+    def samplings(self) -> tuple[SamplingPlan, SamplingPlan]:
+        """Return the greedy one and the sampled one."""
+        return SamplingPlan(), self.sampling
 
     def depth_of(self, model: DraftModel) -> int:
         """Return the longest chain that the draft was trained for as well."""
@@ -126,7 +126,7 @@ def record(
         prompt = encode_prompt(engine.text, question.turns[0])
         for sampling, outcomes in zip(plan.samplings, (found.greedy, found.sampled), strict=True):
             forced = SpeculationOptions(mode=Mode.FORCED)
-            ask = Ask(sampling, plan.max_new_tokens, speculation=forced)
+            ask = Ask(sampling.params(), plan.max_new_tokens, speculation=forced)
             request = make_request(_SESSION, prompt, ask, engine.facts, facts)
             sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
             rounds = decode(draft, engine.target, planner, sequence, clock=time.perf_counter)
@@ -262,10 +262,11 @@ def race(
     for sampling in plan.samplings:
         speed = SpeedPlan(
             plan.max_new_tokens,
+            sampling=sampling,
             methods=tuple(methods),
             questions=plan.questions,
         )
-        samples = run_speed(speed, engines.under(sampling), advance=advance)
+        samples = run_speed(speed, engines, advance=advance)
         figures = {name: sample_figures(of, samples[PLAIN]) for name, of in samples.items()}
         found.append({name: {key: of[key] for key in FIGURES} for name, of in figures.items()})
     greedy, sampled = found

@@ -1,7 +1,6 @@
 """Engines of the methods under test, and of random weights."""
 
 import asyncio
-from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +11,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from slipstream.bench.cost import CostPlan, launches, measure_cost
-from slipstream.bench.harness import Advance, Ask, asking
+from slipstream.bench.harness import Advance
 from slipstream.bench.load import LoadPlan, measure_rounds
 from slipstream.bench.methods import Method
 from slipstream.client import AsyncClient, Client
 from slipstream.client.embedded import AsyncEmbedded, Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import Drafter, DraftModel, glide_folder
 from slipstream.engine.thread import EngineThread
 from slipstream.models.cuda.graphs import num_captures
@@ -55,8 +53,6 @@ class MethodEngines:
         target: str,
         draft: str,
         options: EngineOptions,
-        *,
-        sampling: SamplingParams,
         profile: Path | None = None,
     ) -> None:
         """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL.
@@ -66,7 +62,6 @@ class MethodEngines:
         self._target = target
         self._draft = draft
         self._options = options
-        self._sampling = sampling
         self._profile = profile
         self._drafters: dict[str, Drafter] = {}
         self._tuned: dict[str, Drafter] = {}
@@ -94,16 +89,6 @@ class MethodEngines:
     def tune(self, method: str, drafter: Drafter) -> None:
         """Give the method of this name a drafter of its own."""
         self._tuned[method] = drafter
-
-    def under(self, sampling: SamplingParams) -> "MethodEngines":
-        """Return the same engines, with all that is loaded, under other sampling parameters."""
-        other = copy(self)
-        other._sampling = sampling
-        return other
-
-    def ask(self, method: Method) -> Ask:
-        """Return a function that answers questions by a method."""
-        return asking(self.client(method), self._sampling, method.options)
 
     def client(self, method: Method) -> Client:
         """Return a client of the method's engines."""

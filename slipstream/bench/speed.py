@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -29,7 +30,6 @@ from slipstream.text.prompts import encode_prompt
 class SpeedPlan(TurnPlan):
     """Plan of a comparison. `methods` include plain decoding, see `with_plain`."""
 
-    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=1)
     repeats: int = option(1, "Runs over all prompts.", least=1)
     methods: tuple[Method, ...] = ()
 
@@ -51,7 +51,13 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> S
         length = len(encode_prompt(engine.text, question.turns[0]))
         limit = engine.model.context_length
         require_room(question.question_id, length, plan.max_new_tokens, limit)
-    asks = {method.name: engines.ask(method) for method in plan.methods}
+    sampling = plan.sampling.params()
+    asks = {
+        method.name: partial(
+            engines.client(method).generate, sampling=sampling, speculation=method.options
+        )
+        for method in plan.methods
+    }
     return run_in_turn(asks, plan, repeats=plan.repeats, advance=advance)
 
 

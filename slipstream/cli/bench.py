@@ -40,7 +40,6 @@ from slipstream.cli.progress import step_bar
 from slipstream.cli.report import show
 from slipstream.client import AsyncClient, Client
 from slipstream.config import load_settings
-from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import shipped_folder
 from slipstream.exit_codes import FAILED
 from slipstream.files import read_token
@@ -207,7 +206,7 @@ def speed(
     """
     plan = replace(plan, methods=with_plain(parse_methods(methods)), questions=prompts.questions())
     models.check()
-    engines = models.engines(plan.sampling.params(), *_draft_models(plan.methods))
+    engines = models.engines(*_draft_models(plan.methods))
     with step_bar(plan.num_replies) as advance:
         samples = speeds.run_speed(plan, engines, advance=advance)
     is_invariant = engines.engine.model.numerics == "invariant"
@@ -255,7 +254,7 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
 
 
 def _target_cost(plan: CostPlan, models: ModelFlags) -> dict[str, Any]:
-    engines = models.engines(SamplingParams())
+    engines = models.engines()
     engine, questions = engines.engine, QuestionFlags().questions()
     text = "\n".join(turn for question in questions for turn in question.turns)
     has_draft = models.draft != "glide" or shipped_folder(engine.model_id).is_dir()

@@ -21,7 +21,6 @@ from slipstream.cli.progress import bars
 from slipstream.cli.up import StackFlags
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.types import SamplingParams
 from slipstream.files import write_json
 from slipstream.models.dtypes import AUTO, FP8, Q8, choose_dtype
 from slipstream.models.format.digests import file_digest, weights_digests
@@ -51,15 +50,13 @@ class ModelFlags(DraftFlags):
                 " other drafts are methods"
             )
 
-    def engines(self, sampling: SamplingParams, *others: str) -> MethodEngines:
+    def engines(self, *others: str) -> MethodEngines:
         """Find these models and others by name, and load none yet."""
         with bars() as progress:
             fetch(self.target, self.draft, progress)
             for name in others:
                 resolve(name, progress=progress)
-        return MethodEngines(
-            self.target, self.draft, self.options(), sampling=sampling, profile=self.profile
-        )
+        return MethodEngines(self.target, self.draft, self.options(), self.profile)
 
     def options(self) -> EngineOptions:
         """Return the options of engines."""

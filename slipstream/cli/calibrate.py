@@ -37,7 +37,6 @@ from slipstream.cli.report import show
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
-from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.profile_file import profile_file, read_profile
 from slipstream.files import write_json
@@ -69,7 +68,7 @@ def calibrate(
     check_writable(out)
     if models.draft in ("ngram", NO_DRAFTER):
         raise InvalidRequest(f"the draft is {models.draft}, but only models are calibrated")
-    engines = models.engines(SamplingParams())
+    engines = models.engines()
     model = engines.draft_model()
     found, timed, num_prompts = _run(plan, engines, model, _before(model, models.profile))
     show(_table(timed))
