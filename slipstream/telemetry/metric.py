@@ -85,24 +85,19 @@ class Instruments:
         self._of(metric).record(value, attributes)
 
     def _of(self, metric: Metric) -> Any:
-        made = self._made.get(metric.name)
-        if made is None:
-            made = self._made[metric.name] = self._make(metric)
+        if (made := self._made.get(metric.name)) is not None:
+            return made
+        about: dict[str, Any] = {"unit": metric.unit, "description": metric.text}
+        if metric.kind is MetricKind.COUNTER:
+            made = self._meter.create_counter(metric.name, **about)
+        elif metric.kind is MetricKind.GAUGE:
+            made = _Gauge()
+            self._meter.create_observable_gauge(metric.name, [made.read], **about)
+        else:
+            about["explicit_bucket_boundaries_advisory"] = metric.buckets
+            made = self._meter.create_histogram(metric.name, **about)
+        self._made[metric.name] = made
         return made
-
-    def _make(self, metric: Metric) -> Any:
-        about = {"unit": metric.unit, "description": metric.text}
-        match metric.kind:
-            case MetricKind.COUNTER:
-                return self._meter.create_counter(metric.name, **about)
-            case MetricKind.GAUGE:
-                gauge = _Gauge()
-                self._meter.create_observable_gauge(metric.name, [gauge.read], **about)
-                return gauge
-            case MetricKind.HISTOGRAM:
-                return self._meter.create_histogram(
-                    metric.name, **about, explicit_bucket_boundaries_advisory=metric.buckets
-                )
 
 
 def no_instruments() -> Instruments:
@@ -140,7 +135,7 @@ async def sampled(
             take()
             await asyncio.sleep(SAMPLE_S)
 
-    sampling = asyncio.get_running_loop().create_task(keep_taking())
+    sampling = asyncio.create_task(keep_taking())
     try:
         yield
     finally:

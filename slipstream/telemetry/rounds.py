@@ -40,15 +40,17 @@ class RoundTracer:
     @contextmanager
     def calling(self, round_: Round, port: Port) -> Iterator[None]:
         """Begin the round's spans, where it has any, and make that of the call the current one."""
+        request = self._request
         if self._at is not round_:
-            self._begin(round_)
-        if not self._request.is_traced:
+            self._at, self._calls, self._span = round_, {}, INVALID_SPAN
+            if round_.index < self._num_rounds:
+                self._span = request.begin(ROUND, round_.start_s, kind=SpanKind.INTERNAL)
+        if not request.is_traced:
             yield
             return
         span: Span = INVALID_SPAN
         if self._span.is_recording():
-            start_s = self._request.clock()
-            span = self._request.begin(port, start_s, self._span, kind=SpanKind.CLIENT)
+            span = request.begin(port, request.clock(), self._span, kind=SpanKind.CLIENT)
             self._calls[port] = span
         # Engines must not continue the request's own span: it would have spans without end.
         with use_span(span, record_exception=False, set_status_on_exception=False):
@@ -56,7 +58,7 @@ class RoundTracer:
 
     def record(self, round_: Round) -> None:
         """Record a round that has its verdict."""
-        self._close(round_)
+        self.end()
         self._on_round(round_)
 
     def settles(self) -> None:
@@ -64,21 +66,12 @@ class RoundTracer:
         self._request.begins("settle", self._left_s)
 
     def end(self) -> None:
-        """End a round that broke off."""
+        """End the round, also one that broke off."""
         if self._at is not None:
-            self._close(self._at)
-
-    def _begin(self, round_: Round) -> None:
-        self._at, self._calls, self._span = round_, {}, INVALID_SPAN
-        if self._request.is_traced and round_.index < self._num_rounds:
-            self._span = self._request.begin(ROUND, round_.start_s, kind=SpanKind.INTERNAL)
-
-    def _close(self, round_: Round) -> None:
+            self._spend(self._at)
+            if self._span.is_recording():
+                self._finish(self._at)
         self._at = None
-        self._spend(round_)
-        if self._span.is_recording():
-            self._finish(round_)
-            self._span = INVALID_SPAN
 
     def _spend(self, round_: Round) -> None:
         """Count the time of the round by stage: its calls, and what was between them."""
