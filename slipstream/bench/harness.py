@@ -46,7 +46,7 @@ class SamplingPlan:
 class TurnPlan:
     """Plan of replies to the same questions in turn."""
 
-    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=1)
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=2)
     warmup: int = option(1, "Short unmeasured replies of each engine or method first.", least=0)
     sampling: SamplingPlan = group(SamplingPlan)
     questions: tuple[Question, ...] = ()

@@ -29,6 +29,7 @@ from slipstream.text.prompts import encode_prompt
 class SpeedPlan(TurnPlan):
     """Plan of a comparison. `methods` include plain decoding, see `with_plain`."""
 
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=1)
     repeats: int = option(1, "Runs over all prompts.", least=1)
     methods: tuple[Method, ...] = ()
 

@@ -42,7 +42,7 @@ class PromptFlags:
         """Return the prompts. Raises `InvalidRequest` for one that is empty or not text."""
         if len(self.prompts) > 1 and "-" in self.prompts:
             raise InvalidRequest("- reads standard input as the only prompt, but others are given")
-        texts = [_text_of(prompt) for prompt in self.prompts]
+        texts = [_read(prompt) for prompt in self.prompts]
         if self.allow_special_tokens and not self.raw:
             raise UnsupportedCombination("--allow-special-tokens goes with --raw only")
         if self.system is None:
@@ -165,7 +165,7 @@ def _report(result: Result, comparison: PlainComparison | None, output: PrintFla
     typer.echo(f"\n[{line}]")
 
 
-def _text_of(prompt: str) -> str:
+def _read(prompt: str) -> str:
     try:
         text = sys.stdin.read() if prompt == "-" else prompt
         text.encode()

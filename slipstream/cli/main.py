@@ -7,7 +7,8 @@
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Annotated, NoReturn
 
@@ -22,7 +23,6 @@ from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 _COMMANDS = ("generate", "chat", "check", "doctor", "up", "trace", "size")
 """Commands, each a function of its name in a module of its name."""
 _GROUPS = ("models", "keys")
-_SERVE = "serve"
 _SERVICES = {
     "target": ("target", "Verify what drafts propose; holds the model."),
     "draft": ("draft", "Propose tokens for a target to verify."),
@@ -67,16 +67,18 @@ def app_of(words: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_settings)
-    known = (*_COMMANDS, _SERVE, *_GROUPS)
+    known = (*_COMMANDS, "serve", *_GROUPS)
     for name in [name for name in words[:1] if name in known] or known:
-        if name == _SERVE:
-            app.add_typer(_serve_group(), name=_SERVE)
+        if name == "serve":
+            app.add_typer(_services(), name=name)
         elif name in _GROUPS:
             app.add_typer(import_module(f"slipstream.cli.{name}").app, name=name)
         else:
             app.command(name)(getattr(import_module(f"slipstream.cli.{name}"), name))
-    for name, (path, text) in _LATER.items():
-        _mount_later(app, name, path, text)
+    for name, (module, text) in _LATER.items():
+        run = partial(_run_later, name, module)
+        settings = _PASS_ON | {"allow_interspersed_args": False}
+        app.command(name, help=text, context_settings=settings, add_help_option=False)(_taking(run))
     app.command()(version)
     return app
 
@@ -88,34 +90,37 @@ def _settings(
     QUIET.set(quiet)
 
 
-def _serve_group() -> typer.Typer:
+def _services() -> typer.Typer:
     """Return `slipstream serve`: one of the services in this process, with its own flags."""
     text = "Run a service: target, draft, router or http."
     group = typer.Typer(help=text, no_args_is_help=True)
     group.callback(help=text)(lambda: None)
-    for role in _SERVICES:
-        _mount_service(group, role)
+    for role, (package, text) in _SERVICES.items():
+        run = partial(_run_service, package)
+        group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)(
+            _taking(run)
+        )
     return group
 
 
-def _mount_service(group: typer.Typer, role: str) -> None:
-    package, text = _SERVICES[role]
+def _taking(run: Callable[[list[str]], int]) -> Callable[[typer.Context], None]:
+    """Return a command that passes its arguments on."""
 
-    @group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)
-    def serve(context: typer.Context) -> None:
-        # Imported when it is called, so that a router never loads torch.
-        raise typer.Exit(import_module(f"slipstream_{package}.__main__").main(context.args))
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(run(context.args))
+
+    return command
 
 
-def _mount_later(app: typer.Typer, name: str, module: str, text: str) -> None:
-    settings = _PASS_ON | {"allow_interspersed_args": False}
+def _run_service(package: str, args: list[str]) -> int:
+    # Imported when it is called, so that a router never loads torch.
+    return int(import_module(f"slipstream_{package}.__main__").main(args))
 
-    @app.command(name, help=text, context_settings=settings, add_help_option=False)
-    def later(context: typer.Context) -> None:
-        shorten_spins()
-        group = import_module(module).app
-        code = group(args=context.args, prog_name=f"slipstream {name}", standalone_mode=False)
-        raise typer.Exit(code or 0)
+
+def _run_later(name: str, module: str, args: list[str]) -> int:
+    shorten_spins()
+    group = import_module(module).app
+    return group(args=args, prog_name=f"slipstream {name}", standalone_mode=False) or 0
 
 
 def version() -> None:

@@ -8,8 +8,7 @@ import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ServiceError
@@ -48,11 +47,6 @@ class StackPlan:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-
-    def traced(self, directory: Path) -> "StackPlan":
-        """Return the plan with all requests traced, to files in a directory."""
-        traces = ("--traces", f"file:{directory}", "--trace-ratio", "1")
-        return replace(self, flags={role: (*traces, *own) for role, own in self.flags.items()})
 
 
 class Stack:
