@@ -91,7 +91,6 @@ class MethodEngines:
         self._tuned[method] = drafter
 
     def client(self, method: Method) -> Client:
-        """Return a client of the method's engines."""
         return Client.of(Embedded(self.engine, self._drafter(method)))
 
     def _drafter(self, method: Method) -> Drafter:

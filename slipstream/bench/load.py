@@ -86,7 +86,6 @@ class LoadPlan:
 
     @property
     def users(self) -> tuple[int, ...]:
-        """Return the numbers of users."""
         return parse_numbers("concurrency", self.concurrency)
 
 

@@ -59,14 +59,12 @@ class ModelFlags(DraftFlags):
         return MethodEngines(self.target, self.draft, self.options(), self.profile)
 
     def options(self) -> EngineOptions:
-        """Return the options of engines."""
         # Methods share engines and get the same prompts: none may find what another has read.
         given = self.given().items()
         named = {name: value for name, value in given if name not in ("target", "draft", "profile")}
         return EngineOptions(**named, max_cached_bytes=0)
 
     def stack(self) -> StackFlags:
-        """Return the options of services with these models."""
         values = asdict(self)
         return StackFlags(model=values.pop("target"), port=0, **values)
 
@@ -101,7 +99,6 @@ class QuestionFlags:
         return select(read_questions(self.path()), self.limit)
 
     def facts(self) -> dict[str, Any]:
-        """Return name and digest of the file."""
         path = self.path()
         return {"prompts": path.name, "prompts_sha256": file_digest(path)}
 
@@ -117,7 +114,6 @@ class OutputFlags:
             check_writable(self.json)
 
     def write(self, values: dict[str, Any]) -> None:
-        """Write the file, if there is to be one."""
         if self.json is not None:
             write_json(self.json, values)
 

@@ -106,7 +106,6 @@ class PlaceFlags:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether a router runs them."""
         return self.router.router is not None
 
     def check(self) -> None:

@@ -56,12 +56,10 @@ class Bars:
         self._current = self._progress.add_task(description, total=total)
 
     def advance(self, amount: int) -> None:
-        """Advance the current step."""
         if self._current is not None:
             self._progress.advance(self._current, amount)
 
     def finish(self) -> None:
-        """End the current step."""
         if self._current is None:
             return
         total = next(task.total for task in self._progress.tasks if task.id == self._current)

@@ -43,7 +43,6 @@ class PlainComparison:
         return "identical" if tokens == plain else "different"
 
     def line(self) -> str:
-        """Return speed and identity in words."""
         plain, identity = _speed(self.plain), _IDENTITIES[self.identity]
         return f"{self.speed_ratio:.2f}x plain decoding ({plain:.1f} tokens/s), {identity}"
 
@@ -65,7 +64,6 @@ class PlainComparison:
         yield f"{found}: here {costs}."
 
     def values(self) -> dict[str, Any]:
-        """Return speed and identity as JSON values."""
         return {
             "identity": self.identity,
             "speed_ratio": self.speed_ratio,

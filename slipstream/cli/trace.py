@@ -98,7 +98,6 @@ class Summary:
     sentences: tuple[str, ...]
 
     def lines(self) -> Iterator[str]:
-        """Yield the summary as lines of text."""
         for name, value in self.facts.items():
             yield f"{name:<19}{value}"
         yield "\nwhere the time went"
@@ -109,7 +108,6 @@ class Summary:
 
 
 def summary(trace: Trace) -> Summary:
-    """Return the summary of a trace."""
     wall_ms, explained = trace.request.duration_ms, 1.0
     spent = trace.stages() if wall_ms > 0 else {}
     if wall_ms > 0 and (explained := min(sum(spent.values()) / wall_ms, 1.0)) < 1 and spent:

@@ -90,7 +90,6 @@ class ClusterPlan:
         check_bounds(self)
 
     def pools(self) -> dict[str, PoolPlan]:
-        """Return the pools, by role."""
         pools = {"target": self.target}
         return pools if self.draft is None else {**pools, "draft": self.draft}
 

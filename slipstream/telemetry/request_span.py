@@ -55,7 +55,6 @@ class RequestSpan:
             attach(in_context(self.span))
 
     def spend(self, stage: str, seconds: float) -> None:
-        """Count time of a stage."""
         self._spent[stage] = self._spent.get(stage, 0.0) + seconds
 
     @contextmanager
@@ -104,7 +103,6 @@ class RequestSpan:
         span.end(self._timeline.ns(end_s))
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Set attributes, where the request is traced."""
         self.span.set_attributes(attributes)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -155,7 +153,6 @@ class RoundTracer:
             yield
 
     def record(self, round_: Round) -> None:
-        """Record a round that has its verdict."""
         self.end()
         self._on_round(round_)
 

@@ -26,7 +26,6 @@ class RoundMetrics:
         least that it can take, of a verification."""
 
     def record(self, round_: Round) -> None:
-        """Count a round that has its verdict."""
         self._learn(round_)
         if not self._instruments.are_exported:
             return

@@ -44,7 +44,6 @@ class Reply:
     timeline: Timeline
 
     def set(self, attributes: Attributes) -> None:
-        """Set attributes."""
         self.span.set_attributes(attributes)
 
     def part(self, name: str, start_s: float, end_s: float) -> None:

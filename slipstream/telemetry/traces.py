@@ -40,12 +40,10 @@ class Span:
 
     @property
     def duration_ms(self) -> float:
-        """Duration in milliseconds."""
         return (self.end_ns - self.start_ns) / 1e6
 
     @property
     def has_failed(self) -> bool:
-        """Return whether it ended in an error."""
         return self.status == "error"
 
     @property
