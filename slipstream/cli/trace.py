@@ -234,40 +234,9 @@ def _about(span: Span) -> str:
     return ", ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A span and its place: its bar begins at `left`, and both shares are of the axis, 0 to 1."""
-
-    span: Span
-    depth: int
-    offset_ms: float
-    """Time from the beginning of the axis; negative for what had begun before."""
-    left: float
-    width: float
-
-
-def rows(trace: Trace) -> list[Row]:
-    """Return a row per span. The axis is as long as the outermost span and the request."""
-    start_ns, length_ns = _axis(trace)
-    found = []
-    for span, depth in zip(trace.spans, trace.depths, strict=True):
-        left, right = (
-            min(max((place - start_ns) / length_ns, 0.0), 1.0)
-            for place in (span.start_ns, span.end_ns)
-        )
-        found.append(Row(span, depth, (span.start_ns - start_ns) / 1e6, left, right - left))
-    return found
-
-
-def _axis(trace: Trace) -> tuple[int, int]:
-    """Return its beginning and its length, in nanoseconds."""
-    top, request = trace.spans[0], trace.request
-    start_ns = min(top.start_ns, request.start_ns)
-    return start_ns, max(top.end_ns - start_ns, request.end_ns - start_ns, 1)
-
-
 def page(trace: Trace) -> str:
-    """Return the page, which loads and runs nothing."""
+    """Return the page, which loads and runs nothing. Its axis is as long as the outermost span and
+    the request."""
     from jinja2 import Environment, PackageLoader  # an installation of the client has none
 
     templates = Environment(
@@ -278,11 +247,14 @@ def page(trace: Trace) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= {"name": _name, "service": _service, "about": _about}
+    top, request = trace.spans[0], trace.request
+    start_ns = min(top.start_ns, request.start_ns)
     return templates.get_template("trace.html").render(
-        request_id=trace.request.attributes.get(REQUEST_ID, "unknown"),
+        request_id=request.attributes.get(REQUEST_ID, "unknown"),
         summary=summary(trace),
-        rows=rows(trace),
+        spans=zip(trace.spans, trace.depths, strict=True),
         services=dict.fromkeys(map(_service, trace.spans)),
         known=_SERVICES,
-        ticks=[_axis(trace)[1] / 1e6 * quarter / 4 for quarter in range(5)],
+        start_ns=start_ns,
+        length_ns=max(top.end_ns - start_ns, request.end_ns - start_ns, 1),
     )
