@@ -6,15 +6,16 @@ end of another process ends all.
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, OnLine, start_child
 from slipstream.options import check_bounds, option
 
+T = TypeVar("T")
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 ANY_PORT = "127.0.0.1:0"
@@ -59,6 +60,8 @@ class Stack:
         self._plan = plan
         self._on_line = on_line
         self._children: dict[str, Child] = {}
+        self._needed: list[asyncio.Task[None]] = []
+        """Waits for the end of the services whose end ends all; each of them raises."""
         self._launching: asyncio.Task[Child] | None = None
 
     async def start(self) -> str:
@@ -84,19 +87,13 @@ class Stack:
 
     async def watch(self) -> None:
         """Start the draft anew whenever it ends. Raises `ServiceError` once another one has."""
-        tasks = [asyncio.create_task(self._need(child)) for child in self._needed()]
-        tasks.append(asyncio.create_task(self._keep_draft()))
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._while_needed(self._keep_draft())
 
     async def stop(self, *, hurry: bool = False) -> None:
         """End from the front to the engines; each has the grace, unless in a hurry."""
+        for task in self._needed:
+            task.cancel()
+        await asyncio.gather(*self._needed, return_exceptions=True)
         if self._launching is not None:
             await asyncio.wait({self._launching})
         grace_s = 0.0 if hurry else self._plan.grace_s + _SPARE_S
@@ -105,24 +102,20 @@ class Stack:
             await asyncio.gather(*(child.stop(grace_s) for child in children))
 
     async def _ready(self, *children: Child) -> list[str]:
-        """Return the addresses of these, once all serve. The first that fails ends the wait, and
-        so does the end of a service that is needed."""
-        ready = asyncio.gather(*(child.ready() for child in children))
-        lost = asyncio.gather(*map(self._need, self._needed()))
-        either: set[asyncio.Future[Any]] = {ready, lost}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                lost.result()  # raises
-            return ready.result()
-        finally:
-            ready.cancel()
-            lost.cancel()
-            await asyncio.gather(ready, lost, return_exceptions=True)
+        """Return the addresses of these, once all serve. The first that fails ends the wait."""
+        return await self._while_needed(asyncio.gather(*(child.ready() for child in children)))
 
-    def _needed(self) -> list[Child]:
-        """Return the started services whose end ends all."""
-        return [child for role, child in self._children.items() if role != "draft"]
+    async def _while_needed(self, work: Awaitable[T]) -> T:
+        """Return the value of the work; the end of a service whose end ends all raises."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, *self._needed}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.gather(*(need for need in self._needed if need.done()))  # raises
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _need(self, child: Child) -> None:
         """Wait for the end of a service, and raise: what `Child.ready` does, or `ServiceError`."""
@@ -132,7 +125,7 @@ class Stack:
 
     async def _keep_draft(self) -> None:
         if "draft" not in self._plan.flags:
-            return
+            await asyncio.Event().wait()
         address = await self._children["draft"].ready()  # the address that the router has
         pause_s = FIRST_PAUSE_S
         while True:
@@ -164,6 +157,8 @@ class Stack:
             defaults=_TAKING_TURNS if takes_turns else None,
         )
         self._children[role] = child
+        if role != "draft":
+            self._needed.append(asyncio.create_task(self._need(child)))
         return child
 
 

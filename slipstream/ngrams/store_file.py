@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,10 +115,8 @@ class NgramFile:
         """Return the number of the context with this hash; None where it is not there."""
         bucket, fingerprint = code >> (64 - self._bits), code & 0xFFFFFFFF
         begin, end = self._buckets[bucket], self._buckets[bucket + 1]
-        for index in range(begin, min(end, begin + _LONGEST_BUCKET, len(self._fingerprints))):
-            if self._fingerprints[index] == fingerprint:
-                return index
-        return None
+        places = range(begin, min(end, begin + _LONGEST_BUCKET, len(self._fingerprints)))
+        return next((it for it in places if self._fingerprints[it] == fingerprint), None)
 
 
 class NgramStores:
@@ -181,10 +179,7 @@ def context_hashes(latest: Sequence[int]) -> list[int]:
 
 def checksum(parts: Sequence[bytes | memoryview]) -> int:
     """Return the CRC-32 of all parts, one behind the other."""
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return crc
+    return reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0)
 
 
 def _read(path: Path) -> tuple[StoreHeader, list[memoryview]]:
