@@ -49,11 +49,7 @@ class MethodEngines:
     """The methods of one run over one target, which they share; drafts where they can be."""
 
     def __init__(
-        self,
-        target: str,
-        draft: str,
-        options: EngineOptions,
-        profile: Path | None = None,
+        self, target: str, draft: str, options: EngineOptions, profile: Path | None = None
     ) -> None:
         """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL.
 

@@ -23,13 +23,7 @@ from slipstream.bench.figures import (
     quotient,
     table_of,
 )
-from slipstream.bench.harness import (
-    WARMUP_TOKENS,
-    Advance,
-    require_distinct,
-    require_room,
-    rotated,
-)
+from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_distinct, require_room, rotated
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.questions import Question, in_turn, random_questions
 from slipstream.client import AsyncClient

@@ -31,6 +31,7 @@ from slipstream.cli.bench_flags import (
     OutputFlags,
     QuestionFlags,
     machine_facts,
+    plan_facts,
     weights_facts,
 )
 from slipstream.cli.engine import open_client
@@ -50,10 +51,7 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 @app.command()
 @with_flags
 def rounds(
-    prompts: QuestionFlags,
-    plan: rounds_of.RoundsPlan,
-    models: ModelFlags,
-    output: OutputFlags,
+    prompts: QuestionFlags, plan: rounds_of.RoundsPlan, models: ModelFlags, output: OutputFlags
 ) -> None:
     """Cost of a round embedded and distributed, and where the time goes.
 
@@ -69,8 +67,7 @@ def rounds(
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
     show(*tables, *rounds_of.remarks(figures))
-    facts = {**models.facts(), **prompts.facts(), **asdict(plan.sampling), "overlap": plan.overlap}
-    facts |= {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
+    facts = models.facts() | prompts.facts() | plan_facts(plan)
     output.write({"environment": facts, "rounds": figures})
 
 
@@ -125,8 +122,7 @@ def peers(
 
 
 RequestMethods = Annotated[
-    str,
-    typer.Option(help="By commas: plain, auto, forced, or a method as of bench speed."),
+    str, typer.Option(help="By commas: plain, auto, forced, or a method as of bench speed.")
 ]
 
 
@@ -213,15 +209,9 @@ def speed(
     figures = speeds.compare(plan, samples, is_invariant=is_invariant)
     tables = speeds.speed_table(figures), "", speeds.category_table(figures)
     show(*tables, *speeds.difference_lines(figures))
-    environment = {
-        **models.facts(*_draft_models(plan.methods)),
-        **prompts.facts(),
-        **asdict(plan.sampling),
-        **{name: getattr(plan, name) for name in ("max_new_tokens", "repeats", "warmup")},
-        "num_prompts": len(plan.questions),
-        "draft_sha256": engines.draft_digests,
-    }
-    output.write({"environment": environment, "methods": figures})
+    facts = models.facts(*_draft_models(plan.methods)) | prompts.facts() | plan_facts(plan)
+    facts |= {"draft_sha256": engines.draft_digests}
+    output.write({"environment": facts, "methods": figures})
     if any(speeds.is_broken(parts["overall"]) for parts in figures.values()):
         raise typer.Exit(FAILED)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slipstream.bench.engines import MethodEngines
-from slipstream.bench.harness import check_writable
+from slipstream.bench.harness import TurnPlan, check_writable
 from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
 from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
@@ -28,7 +28,7 @@ from slipstream.models.format.resolve import find_local, resolve
 from slipstream.models.loaded import parse_device
 from slipstream.models.machine import describe_machine
 from slipstream.models.native.library import has_kernels
-from slipstream.options import option
+from slipstream.options import option, options_of
 from slipstream.revision import code_revision
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -133,6 +133,12 @@ def machine_facts(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if is_gpu else device,
         "command": shlex.join(["slipstream", *sys.argv[1:]]),
     }
+
+
+def plan_facts(plan: TurnPlan) -> dict[str, Any]:
+    """Return the options of a plan by name, and how many questions it has."""
+    values = {option.name: option.value_in(plan) for option in options_of(type(plan))}
+    return {**values, "num_prompts": len(plan.questions)}
 
 
 def weights_facts(*names: str) -> dict[str, Any]:

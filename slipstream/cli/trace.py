@@ -18,14 +18,7 @@ from slipstream.config import traces_dir
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import write_whole
 from slipstream.options import option
-from slipstream.telemetry.traces import (
-    REQUEST_ID,
-    Span,
-    Trace,
-    find_trace,
-    printable,
-    read_spans,
-)
+from slipstream.telemetry.traces import REQUEST_ID, Span, Trace, find_trace, printable, read_spans
 
 _HOW = "`slipstream up` keeps them, and so does any service with --traces file:DIR"
 _SPECULATION = "slipstream.speculation."
