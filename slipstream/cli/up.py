@@ -93,8 +93,8 @@ def up(models: StackFlags) -> None:
         def on_ready() -> None:
             starting.close()
             if directory is not None:
-                at = "" if directory == traces_dir() else f" --dir {shlex.quote(str(directory))}"
-                shown = f"`slipstream trace --last{at}` shows the last request"
+                flag = "" if directory == traces_dir() else f" --dir {shlex.quote(str(directory))}"
+                shown = f"`slipstream trace --last{flag}` shows the last request"
                 typer.echo(f"traces are kept in {directory}; {shown}", err=True)
 
         asyncio.run(_run_until_signal(Stack(plan, on_line=show), on_ready=on_ready))

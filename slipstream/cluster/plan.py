@@ -121,8 +121,9 @@ def _flags(name: str, value: Option) -> tuple[str, ...]:
 def wanted_targets(context: Any) -> tuple[float, dict[str, Any]]:
     """Return the number of targets over which their whole load is spread.
 
-    A scaling policy of Ray Serve, which keeps to bounds and delays by itself. Loads are means over
-    the look-back time, by replica; one that has just begun has reported none yet.
+    A scaling policy of Ray Serve, which keeps to bounds and delays by itself, and carries the
+    function to its controller by value. Loads are means over the look-back time, by replica; one
+    that has just begun has reported none yet.
     """
     loads = context.aggregated_metrics.get(LOAD, {}).values()
     if not loads:

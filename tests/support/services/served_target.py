@@ -20,12 +20,7 @@ from slipstream.models.loading import causal_model
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
-from slipstream.rpc.kv import (
-    DTYPE,
-    KvFormat,
-    KvStreamSource,
-    frame_from_bytes,
-)
+from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.service_options import SessionOptions
