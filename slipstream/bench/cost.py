@@ -89,13 +89,18 @@ def measure_cost(
     `PromptTooLong` where it does not fit.
     """
     tokens, counts = _context(plan, model, text), plan.session_counts if plan.shape else ()
-    target = _Forwards(model, tokens, num_sessions=max(counts, default=1))
-    actions: dict[Any, Action] = {rows: partial(target.run, rows) for rows in plan.row_counts}
-    actions |= {str(count): partial(target.run, 1, count) for count in counts}
+    caches, verify = (
+        _prefilled(model, tokens, max(counts, default=1)),
+        partial(_verify, model, tokens),
+    )
+    actions: dict[Any, Action] = {
+        rows: partial(verify, rows, caches[:1]) for rows in plan.row_counts
+    }
+    actions |= {str(count): partial(verify, 1, caches[:count]) for count in counts}
     drafted = 0
     if draft is not None:
         drafted = min(DRAFTED, draft.scorer.max_lag or DRAFTED)
-        actions |= _draft_actions(draft, target.caches[0], tokens, drafted=drafted)
+        actions |= _draft_actions(draft, caches[0], tokens, drafted=drafted)
     ms = _medians(actions, plan.rounds, model.device)
     forward_ms = {str(rows): ms[rows] for rows in plan.row_counts}
     has_floor = plan.shape is not None or model.device != CPU
@@ -112,24 +117,23 @@ def measure_cost(
     }
 
 
-class _Forwards:
-    """Verifications behind one context; none of them becomes final, so each is like the first."""
+def _prefilled(model: CausalModel, tokens: Sequence[int], num_sessions: int) -> list[KvCache]:
+    pool = model.pool(num_sessions * -(-len(tokens) // BLOCK_SIZE))
+    caches = [model.open_in(pool) for _ in range(num_sessions)]
+    for cache in caches:
+        model.prefill(cache, tokens[:-1])
+    return caches
 
-    def __init__(self, model: CausalModel, tokens: Sequence[int], *, num_sessions: int) -> None:
-        self.model = model
-        self.tokens = tokens
-        pool = model.pool(num_sessions * -(-len(tokens) // BLOCK_SIZE))
-        self.caches = [model.open_in(pool) for _ in range(num_sessions)]
-        for cache in self.caches:
-            model.prefill(cache, tokens[:-1])
 
-    def run(self, num_tokens: int, num_sessions: int = 1) -> None:
-        """Compute the logits of the last token and a chain of drafted ones, of so many sessions."""
-        drafted = [self.tokens[index % len(self.tokens)] for index in range(num_tokens - 1)]
-        pending, tree = self.tokens[-1:], TokenTree.chain(drafted)
-        parts = [Part(cache, pending, tree) for cache in self.caches[:num_sessions]]
-        hidden, _ = self.model.forward(parts)
-        self.model.logits(hidden)
+def _verify(
+    model: CausalModel, tokens: Sequence[int], num_tokens: int, caches: Sequence[KvCache]
+) -> None:
+    """Compute the logits of the last token and a chain of drafted ones, for each of the caches;
+    nothing becomes final, so each time is like the first."""
+    drafted = [tokens[index % len(tokens)] for index in range(num_tokens - 1)]
+    pending, tree = tokens[-1:], TokenTree.chain(drafted)
+    hidden, _ = model.forward([Part(cache, pending, tree) for cache in caches])
+    model.logits(hidden)
 
 
 @dataclass(frozen=True, slots=True)

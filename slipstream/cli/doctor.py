@@ -58,8 +58,7 @@ def _sections() -> Iterator[tuple[str, Facts]]:
     yield "processor", _processor()
     if _version("torch") != _ABSENT:
         shorten_spins()
-        yield "engine", _engine()
-        yield "GPU", _gpu()
+        yield from _engine()
     yield "environment", {key: _tilde(value) for key, value in environment_of(_VARIABLES).items()}
     yield "packages", {name: _version(name) for name in _PACKAGES}
 
@@ -76,7 +75,7 @@ def _processor() -> Facts:
     }
 
 
-def _engine() -> Facts:
+def _engine() -> Iterator[tuple[str, Facts]]:
     import torch
 
     from slipstream.models.dtypes import AUTO, choose_dtype
@@ -91,20 +90,18 @@ def _engine() -> Facts:
         why = "torch: no native library was built; it takes a C++ compiler when installing"
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     dtypes = [(choose_dtype(AUTO, device, native=native).name, device) for device in devices]
-    return {
-        "kernels": why,
-        "dtype auto": [f"{dtype} on {device}" for dtype, device in dtypes],
-        "threads of torch": torch.get_num_threads(),
-        "torch's set": torch.backends.cpu.get_cpu_capability(),
-        "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
-    }
-
-
-def _gpu() -> Facts:
-    import torch
-
+    yield (
+        "engine",
+        {
+            "kernels": why,
+            "dtype auto": [f"{dtype} on {device}" for dtype, device in dtypes],
+            "threads of torch": torch.get_num_threads(),
+            "torch's set": torch.backends.cpu.get_cpu_capability(),
+            "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
+        },
+    )
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
+    yield "GPU", {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
 
 
 def _version(package: str) -> str:
