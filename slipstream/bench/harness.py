@@ -109,9 +109,8 @@ def require_room(question_id: int | str, length: int, max_new_tokens: int, limit
 
 def require_distinct(names: Sequence[str], what: str) -> None:
     """Raise `InvalidRequest` for a name that comes twice."""
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidRequest(f"{what} {name!r} is named twice")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidRequest(f"{what} {twice[0]!r} is named twice")
 
 
 def check_writable(path: Path) -> None:

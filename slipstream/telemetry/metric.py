@@ -12,6 +12,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 from opentelemetry.trace import NoOpTracer, Tracer
 
 SAMPLE_S = 1.0
+_NO_METER = NoOpMeter("slipstream")
 _LOG = logging.getLogger("slipstream.telemetry")
 
 Value = str | int | float | bool | Sequence[str]
@@ -54,7 +55,8 @@ class _Gauge:
 class Instruments:
     """Every metric of one process, made when it is first used. For any thread."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter = _NO_METER) -> None:
+        """By default nothing reads them."""
         self._meter = meter
         self._made: dict[str, Any] = {}
         self._totals: dict[tuple[str, tuple[tuple[str, Any], ...]], float] = {}
@@ -100,17 +102,12 @@ class Instruments:
         return made
 
 
-def no_instruments() -> Instruments:
-    """Return instruments that nothing reads."""
-    return Instruments(NoOpMeter("slipstream"))
-
-
 @dataclass(frozen=True, slots=True)
 class Telemetry:
     """Telemetry of one process. By default nothing is exported."""
 
     tracer: Tracer = field(default_factory=NoOpTracer)
-    instruments: Instruments = field(default_factory=no_instruments)
+    instruments: Instruments = field(default_factory=Instruments)
     trace_rounds: int = 8
     """Rounds of a request that have spans: its first."""
 

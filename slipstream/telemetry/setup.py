@@ -27,7 +27,7 @@ from slipstream.config import are_local, otlp_endpoint
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.files import path_of
 from slipstream.telemetry.config import FILE, OTLP, TelemetryConfig
-from slipstream.telemetry.metric import Instruments, Telemetry, no_instruments
+from slipstream.telemetry.metric import Instruments, Telemetry
 
 _LOG = logging.getLogger("slipstream.telemetry")
 SCOPE = "slipstream"
@@ -113,7 +113,7 @@ def _tracer(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> 
 def _instruments(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> Instruments:
     address = config.metrics_place()
     if not config.metrics and address is None:
-        return no_instruments()
+        return Instruments()
     readers: list[MetricReader] = []
     if address is not None:  # first: the others begin to send when they are made
         readers.append(_prometheus_reader(*address, shutdowns))
