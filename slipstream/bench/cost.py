@@ -61,21 +61,17 @@ class CostPlan:
     )
 
     def __post_init__(self) -> None:
-        for name, counts in (("rows", self.row_counts), ("sessions", self.session_counts)):
+        for name in ("rows", "sessions"):
+            counts = self.counts(name)
             if counts[0] != 1 or list(counts) != sorted(set(counts)):
                 raise InvalidRequest(f"{name} are {list(counts)}, but must ascend from 1")
             check(counts[-1] <= MAX_ROWS, f"the last of {name}", counts[-1], f"at most {MAX_ROWS}")
         check_bounds(self)
 
-    @property
-    def row_counts(self) -> tuple[int, ...]:
-        """Return the numbers of rows. Raises `InvalidRequest` for what is no list of them."""
-        return parse_numbers("rows", self.rows)
-
-    @property
-    def session_counts(self) -> tuple[int, ...]:
-        """Return the numbers of sessions. Raises as `row_counts` does."""
-        return parse_numbers("sessions", self.sessions)
+    def counts(self, name: str) -> tuple[int, ...]:
+        """Return the numbers of `rows` or of `sessions`. Raises `InvalidRequest` for what is no
+        list of them."""
+        return parse_numbers(name, getattr(self, name))
 
 
 def measure_cost(
@@ -88,13 +84,13 @@ def measure_cost(
     reading its weights and keys, with a device or a shape. `draft` is None without a draft. Raises
     `PromptTooLong` where it does not fit.
     """
-    tokens, counts = _context(plan, model, text), plan.session_counts if plan.shape else ()
+    tokens, counts = _context(plan, model, text), plan.counts("sessions") if plan.shape else ()
     caches, verify = (
         _prefilled(model, tokens, max(counts, default=1)),
         partial(_verify, model, tokens),
     )
     actions: dict[Any, Action] = {
-        rows: partial(verify, rows, caches[:1]) for rows in plan.row_counts
+        rows: partial(verify, rows, caches[:1]) for rows in plan.counts("rows")
     }
     actions |= {str(count): partial(verify, 1, caches[:count]) for count in counts}
     drafted = 0
@@ -102,7 +98,7 @@ def measure_cost(
         drafted = min(DRAFTED, draft.scorer.max_lag or DRAFTED)
         actions |= _draft_actions(draft, caches[0], tokens, drafted=drafted)
     ms = _medians(actions, plan.rounds, model.device)
-    forward_ms = {str(rows): ms[rows] for rows in plan.row_counts}
+    forward_ms = {str(rows): ms[rows] for rows in plan.counts("rows")}
     has_floor = plan.shape is not None or model.device != CPU
     floors_ms = _floors_ms(model, len(tokens), counts or (1,)) if has_floor else {}
     return {
@@ -203,7 +199,7 @@ def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
 
 
 def _context(plan: CostPlan, model: CausalModel, text: list[int]) -> list[int]:
-    if plan.context > model.context_length - plan.row_counts[-1]:
+    if plan.context > model.context_length - plan.counts("rows")[-1]:
         raise PromptTooLong(
             f"a context of {plan.context} tokens leaves no room in the model's"
             f" {model.context_length}"

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,6 +48,7 @@ class Answer:
 
 Send = Callable[[Question, int], Awaitable[Answer]]
 """Function that sends a question, to be answered with at most so many tokens."""
+Answers = list[tuple[int | str, Answer]]
 Launches = Callable[[], AbstractContextManager[list[float]]]
 """Function that collects the milliseconds of kernels: see `cost.launches`."""
 
@@ -99,75 +99,69 @@ async def measure_load(
     """
     for engine in engines:
         await engine.send(questions[0], min(WARMUP_TOKENS, plan.max_new_tokens))
-    order = in_turn(questions)
-    runs: dict[tuple[int, str], list[Run]] = defaultdict(list)
+    order, levels = in_turn(questions), {users: _Level(engines) for users in plan.users}
     for repeat in range(plan.repeats):
-        for users in plan.users:
+        for users, level in levels.items():
             count = users * plan.requests_per_worker
             for engine in rotated(engines, repeat):
                 sent = islice(cycle(order), repeat * count, (repeat + 1) * count)
-                run = await _run(engine.send, sent, users, plan.max_new_tokens)
-                runs[users, engine.name].append(run)
+                await level.run(engine, sent, users, plan.max_new_tokens)
                 advance(engine.name)
-    answered = {name for found in runs.values() for run in found for name, _ in run.answers}
+    answered = {name for level in levels.values() for name in level.questions()}
     alone = {
         question.question_id: (await reference(question, plan.max_new_tokens)).content
         for question in questions
         if question.question_id in answered
     }
-    base, levels = engines[0].name, []
-    for users in plan.users:
-        found = {
-            engine.name: _figures(engine, runs[users, engine.name], runs[users, base], alone)
-            for engine in engines
-        }
-        levels.append({"users": users, "engines": found})
-    return {"base": base, "levels": levels}
+    found = [{"users": users, "engines": level.figures(alone)} for users, level in levels.items()]
+    return {"base": engines[0].name, "levels": found}
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Answers to the requests of a run, by question, and its speed."""
+class _Level:
+    """Runs of all engines with one number of users."""
 
-    answers: list[tuple[int | str, Answer]]
-    tokens_per_s: float
+    def __init__(self, engines: Sequence[EngineUnderTest]) -> None:
+        self._engines = engines
+        self._answers: dict[str, Answers] = {engine.name: [] for engine in engines}
+        self._speeds: dict[str, list[float]] = {engine.name: [] for engine in engines}
 
+    async def run(
+        self, engine: EngineUnderTest, questions: Iterator[Question], users: int, most: int
+    ) -> None:
+        """Have so many users send the next question when their last is answered."""
+        answers: Answers = []
 
-async def _run(send: Send, questions: Iterator[Question], users: int, most: int) -> Run:
-    """Have so many users send the next question when their last is answered."""
-    answers: list[tuple[int | str, Answer]] = []
+        async def work() -> None:
+            for question in questions:  # which all users take from
+                answers.append((question.question_id, await engine.send(question, most)))
 
-    async def work() -> None:
-        for question in questions:  # which all users take from
-            answers.append((question.question_id, await send(question, most)))
+        begun = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(users)))
+        seconds = time.perf_counter() - begun
+        self._answers[engine.name] += answers
+        self._speeds[engine.name].append(sum(of.num_tokens for _, of in answers) / seconds)
 
-    begun = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(users)))
-    seconds = time.perf_counter() - begun
-    return Run(answers, sum(answer.num_tokens for _, answer in answers) / seconds)
+    def questions(self) -> set[int | str]:
+        return {name for answers in self._answers.values() for name, _ in answers}
 
-
-def _figures(
-    engine: EngineUnderTest,
-    runs: Sequence[Run],
-    base: Sequence[Run],
-    alone: Mapping[int | str, Sequence[Any]],
-) -> dict[str, Any]:
-    """Return the figures of an engine; `alone` are the contents to compare with."""
-    speeds, base_speeds = ([run.tokens_per_s for run in of] for of in (runs, base))
-    answers = [answer for run in runs for answer in run.answers]
-    outputs = [(name, answer.content) for name, answer in answers]
-    return {
-        "tokens_per_s": median(speeds),
-        "ratio": paired(speeds, base_speeds),
-        "requests": len(answers),
-        "tokens": sum(answer.num_tokens for _, answer in answers),
-        **drafting_figures([of.speculation for _, of in answers if of.speculation]),
-        "identical": sum(content == alone[name] for name, content in outputs),
-        "outputs": len(outputs),
-        "expected": engine.is_exact,
-        "differences": differences(outputs, alone),
-    }
+    def figures(self, alone: dict[int | str, Sequence[Any]]) -> dict[str, Any]:
+        """Return the figures of each engine; `alone` are the contents to compare with."""
+        found, base = {}, self._speeds[self._engines[0].name]
+        for engine in self._engines:
+            answers, speeds = self._answers[engine.name], self._speeds[engine.name]
+            outputs = [(name, answer.content) for name, answer in answers]
+            found[engine.name] = {
+                "tokens_per_s": median(speeds),
+                "ratio": paired(speeds, base),
+                "requests": len(answers),
+                "tokens": sum(answer.num_tokens for _, answer in answers),
+                **drafting_figures([of.speculation for _, of in answers if of.speculation]),
+                "identical": sum(content == alone[name] for name, content in outputs),
+                "outputs": len(outputs),
+                "expected": engine.is_exact,
+                "differences": differences(outputs, alone),
+            }
+        return found
 
 
 def method_engine(method: Method, client: AsyncClient, sampling: SamplingParams) -> EngineUnderTest:

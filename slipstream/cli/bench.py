@@ -230,7 +230,9 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     if plan.shape is None:
         measured, facts = _target_cost(plan, models), models.facts()
     else:
-        with step_bar(NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.session_counts)) as advance:
+        with step_bar(
+            NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.counts("sessions"))
+        ) as advance:
             measured = measure_shape(plan, plan.shape, models.options(), advance=advance)
         facts = {**machine_facts(models.device), "shape": plan.shape}
     show(cost_table(measured))

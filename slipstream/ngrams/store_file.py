@@ -139,10 +139,8 @@ class NgramStores:
         return None if store is None or store.header.vocab_size > vocab_size else store
 
 
-@cache
-def open_store(path: Path) -> NgramFile:
-    """Return the store in a file, mapped once in a process. Raises `WeightsError`."""
-    return NgramFile(path)
+open_store = cache(NgramFile)
+"""Store in a file, mapped once in a process."""
 
 
 def store_named(name: str, tokenizer_hash: str, *, vocab_size: int) -> NgramFile | None:
