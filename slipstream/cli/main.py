@@ -7,8 +7,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, NoReturn
 
@@ -30,8 +29,7 @@ _SERVICES = {
     "http": ("gateway", "Serve OpenAI's HTTP API for a router. Loads no model."),
 }
 
-# Modules of these commands load what few commands need, such as torch: they are imported only when
-# the commands are called.
+# Modules of these commands load what few need: they are imported only when the commands are called.
 _LATER = {
     "certs": ("slipstream.cli.certs", "Make certificates for TLS between services."),
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
@@ -70,15 +68,13 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     known = (*_COMMANDS, "serve", *_GROUPS)
     for name in [name for name in words[:1] if name in known] or known:
         if name == "serve":
-            app.add_typer(_services(), name=name)
+            app.add_typer(_serve_group(), name=name)
         elif name in _GROUPS:
             app.add_typer(import_module(f"slipstream.cli.{name}").app, name=name)
         else:
             app.command(name)(getattr(import_module(f"slipstream.cli.{name}"), name))
-    for name, (module, text) in _LATER.items():
-        run = partial(_run_later, name, module)
-        settings = _PASS_ON | {"allow_interspersed_args": False}
-        app.command(name, help=text, context_settings=settings, add_help_option=False)(_taking(run))
+    for name, (path, text) in _LATER.items():
+        _mount_later(app, name, path, text)
     app.command()(version)
     return app
 
@@ -90,37 +86,32 @@ def _settings(
     QUIET.set(quiet)
 
 
-def _services() -> typer.Typer:
+def _serve_group() -> typer.Typer:
     """Return `slipstream serve`: one of the services in this process, with its own flags."""
     text = "Run a service: target, draft, router or http."
     group = typer.Typer(help=text, no_args_is_help=True)
     group.callback(help=text)(lambda: None)
-    for role, (package, text) in _SERVICES.items():
-        run = partial(_run_service, package)
-        group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)(
-            _taking(run)
-        )
+    for role, (package, about) in _SERVICES.items():
+        _mount_service(group, role, package, about)
     return group
 
 
-def _taking(run: Callable[[list[str]], int]) -> Callable[[typer.Context], None]:
-    """Return a command that passes its arguments on."""
-
-    def command(context: typer.Context) -> None:
-        raise typer.Exit(run(context.args))
-
-    return command
+def _mount_service(group: typer.Typer, role: str, package: str, text: str) -> None:
+    @group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)
+    def serve(context: typer.Context) -> None:
+        # Imported when it is called, so that a router never loads torch.
+        raise typer.Exit(import_module(f"slipstream_{package}.__main__").main(context.args))
 
 
-def _run_service(package: str, args: list[str]) -> int:
-    # Imported when it is called, so that a router never loads torch.
-    return int(import_module(f"slipstream_{package}.__main__").main(args))
+def _mount_later(app: typer.Typer, name: str, module: str, text: str) -> None:
+    settings = _PASS_ON | {"allow_interspersed_args": False}
 
-
-def _run_later(name: str, module: str, args: list[str]) -> int:
-    shorten_spins()
-    group = import_module(module).app
-    return group(args=args, prog_name=f"slipstream {name}", standalone_mode=False) or 0
+    @app.command(name, help=text, context_settings=settings, add_help_option=False)
+    def later(context: typer.Context) -> None:
+        shorten_spins()
+        group = import_module(module).app
+        code = group(args=context.args, prog_name=f"slipstream {name}", standalone_mode=False)
+        raise typer.Exit(code or 0)
 
 
 def version() -> None:
