@@ -49,21 +49,21 @@ class Bars:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._current: TaskID | None = None
+        self._total = 1
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """Begin a step of `total` units."""
         self.finish()
         self._current = self._progress.add_task(description, total=total)
+        self._total = total or 1
 
     def advance(self, amount: int) -> None:
         if self._current is not None:
             self._progress.advance(self._current, amount)
 
     def finish(self) -> None:
-        if self._current is None:
-            return
-        total = next(task.total for task in self._progress.tasks if task.id == self._current)
-        self._progress.update(self._current, total=total or 1, completed=total or 1)
+        if self._current is not None:
+            self._progress.update(self._current, total=self._total, completed=self._total)
 
 
 class _Amount(DownloadColumn):
