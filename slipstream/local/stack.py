@@ -5,6 +5,7 @@ end of another process ends all.
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
@@ -164,12 +165,8 @@ class Stack:
 
 def _require_free(role: str, port: int) -> None:
     """Raise `ServiceError` for a port that the service `role` could not listen on; 0 is any."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ServiceError(
-                f"the {role} can't start: the address 127.0.0.1:{port} can't be listened on"
-                f" ({error.strerror})"
-            ) from None
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        what = f"127.0.0.1:{port} can't be listened on ({os.strerror(error.errno or 0)})"
+        raise ServiceError(f"the {role} can't start: the address {what}") from None
