@@ -51,10 +51,8 @@ class MethodEngines:
     def __init__(
         self, target: str, draft: str, options: EngineOptions, profile: Path | None = None
     ) -> None:
-        """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL.
-
-        `profile` is a file that takes the place of its own profile.
-        """
+        """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL;
+        `profile` is a file that takes the place of its own profile."""
         self._target = target
         self._draft = draft
         self._options = options
@@ -131,8 +129,7 @@ def _random_engine(shape: str, options: EngineOptions) -> tuple[Engine, DraftMod
     """Return a target of random weights and a GliDe draft that starts from its last layers: times
     do not depend on weights, but acceptance does. Texts are read byte by byte.
 
-    Raises `InvalidRequest` for a shape that is neither published nor a directory with a
-    config.json.
+    Raises `InvalidRequest` for a shape that is neither published nor in a directory.
     """
     if options.threads is not None:
         set_num_threads(options.threads)

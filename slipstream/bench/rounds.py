@@ -52,10 +52,7 @@ class RoundsPlan(TurnPlan):
     overlap: bool = option(False, "Also measure with the option overlap.")
 
     def ask(self, client: Client, *, overlap: bool = False) -> Ask:
-        """Return a function that sends questions to an engine or to services.
-
-        With `overlap` a draft goes on while the target verifies.
-        """
+        """Return a function that sends questions to an engine or to services."""
         speculation = SpeculationOptions(mode=Mode.FORCED, overlap=overlap)
         return partial(client.generate, sampling=self.sampling.params(), speculation=speculation)
 

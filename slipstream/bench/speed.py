@@ -40,10 +40,8 @@ class SpeedPlan(TurnPlan):
 
 
 def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Samples:
-    """Return every reply of every method.
-
-    Raises `InvalidRequest` before anything is measured when a prompt does not fit.
-    """
+    """Return every reply of every method. Raises `InvalidRequest` before anything is measured when
+    a prompt does not fit."""
     for method in plan.methods:
         engines.load(method)
     engine = engines.engine

@@ -1,7 +1,4 @@
-"""`slipstream calibrate`: one profile file for a pair of models on this machine.
-
-Knows only options, progress and printing.
-"""
+"""`slipstream calibrate`: one profile file for a pair of models on this machine."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

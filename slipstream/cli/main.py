@@ -55,10 +55,8 @@ class WarningPrinter(logging.Handler):
 
 
 def app_of(words: Sequence[str]) -> typer.Typer:
-    """Return the application that runs a command line.
-
-    It has the command that the first word names, without the imports of the others, or all.
-    """
+    """Return the application that runs a command line: with the command that the first word names,
+    without the imports of the others, or with all."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=not words or words[0] in _COMPLETION,

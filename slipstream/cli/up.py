@@ -109,10 +109,7 @@ def traces_directory(given: str | None, config: Path | None) -> Path | None:
 
 
 async def _run_until_signal(stack: Stack, *, on_ready: Callable[[], None]) -> None:
-    """Start, print `ready HOST:PORT`, and stop at SIGTERM or SIGINT; a second one hurries that.
-
-    `on_ready` is called first.
-    """
+    """Start, print `ready HOST:PORT`, and stop at SIGTERM or SIGINT; a second one hurries that."""
     task = asyncio.current_task()
     assert task is not None
     _on_signals(task.cancel)

@@ -26,10 +26,7 @@ _LOG = logging.getLogger("ray.serve")
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """Return the pools of `args`, which `plan_from` reads, as one application.
-
-    Raises `InvalidRequest`.
-    """
+    """Return the pools of `args` as one application. Raises what `plan_from` does."""
     plan = plan_from(args)
     others = [_pool(role, plan) for role in plan.pools() if role != "target"]
     return _pool("target", plan, *others)

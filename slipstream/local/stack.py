@@ -33,10 +33,8 @@ telemetry, to a collector that may not answer."""
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """The services by role, each with its flags but for the addresses of the others.
-
-    Those of `target` and `router` are needed; `draft` and `http` start where they are there.
-    """
+    """The services by role, each with its flags but for the addresses of the others. Those of
+    `target` and `router` are needed; `draft` and `http` start where they are there."""
 
     flags: Mapping[str, tuple[str, ...]]
     port: int = option(0, "Port of the router; 0 takes any that is free.", least=0, most=65535)
@@ -52,10 +50,7 @@ class StackPlan:
 
 
 class Stack:
-    """The services and, if it is wanted, the front. For one event loop.
-
-    `start`, then `watch`; `stop` in any case.
-    """
+    """The services, for one event loop: `start`, then `watch`; `stop` in any case."""
 
     def __init__(self, plan: StackPlan, *, on_line: OnLine) -> None:
         self._plan = plan

@@ -65,10 +65,8 @@ class StoreHeader:
 
 
 class NgramFile:
-    """A `core.draft.ngram.NgramStore` in a file. Immutable; processes share its pages.
-
-    Whatever a file holds, a lookup reads a bounded part of it.
-    """
+    """A `core.draft.ngram.NgramStore` in a file. Immutable; processes share its pages, and a lookup
+    reads a bounded part of it, whatever it holds."""
 
     def __init__(self, path: Path) -> None:
         """Raises `WeightsError` for what is no whole file of this format."""

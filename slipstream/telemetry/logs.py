@@ -32,10 +32,8 @@ _BOUND: ContextVar[dict[str, str | None] | None] = ContextVar("slipstream_log_id
 
 
 def bind(*, request_id: str | None = None, session_id: str | None = None) -> None:
-    """Add the ids to the lines of this task, and of tasks that it starts from now on.
-
-    An id that is None stays as it was.
-    """
+    """Add the ids to the lines of this task, and of tasks that it starts from now on. An id that is
+    None stays as it was."""
     before = _BOUND.get() or {}
     ids = {"request_id": request_id, "session_id": session_id}
     _BOUND.set({name: before.get(name) if value is None else value for name, value in ids.items()})

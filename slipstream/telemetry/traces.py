@@ -1,7 +1,5 @@
-"""Traces as plain values: read from files of OTLP/JSON lines, and chosen by request.
-
-Needs no OpenTelemetry.
-"""
+"""Traces as plain values, without OpenTelemetry: read from files of OTLP/JSON lines, and chosen by
+request."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
