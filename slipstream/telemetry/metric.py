@@ -53,10 +53,10 @@ class _Gauge:
 
 
 class Instruments:
-    """Every metric of one process, made when it is first used. For any thread."""
+    """Every metric of one process, made when it is first used. For any thread; without a meter
+    nothing reads them."""
 
     def __init__(self, meter: Meter = _NO_METER) -> None:
-        """By default nothing reads them."""
         self._meter = meter
         self._made: dict[str, Any] = {}
         self._totals: dict[tuple[str, tuple[tuple[str, Any], ...]], float] = {}
