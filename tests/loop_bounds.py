@@ -40,9 +40,7 @@ BOUNDS = {
     ),
     "a message: 4 MiB, 10,000 fields (rpc/wire.py), 2,048 messages, 128 tools": (
         *("router/servicer.py:_run", "router/servicer.py:Tokenize", "router/limits.py:admitted"),
-        *("router/request_runner.py:_run", "router/request_runner.py:run"),
-        "router/request_runner.py:_placed",
-        "router/encoder.py:encode",
+        *("router/request_runner.py:_run", "router/encoder.py:encode"),
         *("state/session_leases.py:acquire", "state/session_leases.py:turn_request"),
     ),
     "the ending of a request: its reason and statistics": ("state/journal.py:keep",),

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,9 @@ def lines(page):
 
 def command(words):
     """The options of the command that the first words name, and what is left of them."""
-    from slipstream.cli import bench, calibrate, main, train
+    from slipstream.cli import main
 
-    groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app}
+    groups = {name: import_module(path).app for name, (path, _) in main._LATER.items()}
     if words[0] == "serve":
         roles = [CONFIGS[words[1]]] if words[1] != "ROLE" else CONFIGS.values()  # any will do
         options = [at for kind in (*roles, TelemetryConfig) for at in options_of(kind)]

@@ -7,13 +7,14 @@ Greedy requests and sampled ones share the form of a proposal; each has its best
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.figures import sample_figures
-from slipstream.bench.harness import Advance
+from slipstream.bench.harness import Advance, SamplingPlan
 from slipstream.bench.methods import PLAIN, Method, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
@@ -24,12 +25,13 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.policy.stop import fit_calibration
+from slipstream.core.ports import Draft
 from slipstream.core.request.request import Ask, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import SamplingParams, Shape, StopPolicy
-from slipstream.drafting.build import Drafter, DraftModel
-from slipstream.options import check_bounds, option
+from slipstream.core.types import Shape, StopPolicy
+from slipstream.drafting.build import Drafter
+from slipstream.options import check_bounds, group, option
 from slipstream.text.prompts import encode_prompt
 
 BEFORE = "before"
@@ -62,10 +64,11 @@ class CalibrationPlan:
         least=1e-3,
         most=1440,
     )
-    temperature: float = option(
-        1.0, "Temperature of the sampled replies; greedy ones run beside them."
+    sampling: SamplingPlan = group(
+        SamplingPlan,
+        temperature=option(1.0, "Temperature of the sampled replies; greedy ones run beside them."),
+        seed=option(0, "Seed of the sampled replies."),
     )
-    seed: int = option(0, "Seed of the sampled replies.")
     depth: int = option(
         8,
         "Longest chain that is tried, at most the lag that the draft was trained for. More than"
@@ -78,67 +81,19 @@ class CalibrationPlan:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.temperature == 0:
+        if self.sampling.temperature == 0:
             raise InvalidRequest("temperature is 0, but greedy replies are calibrated in any case")
-        SamplingParams(temperature=self.temperature, seed=self.seed)
 
     @property
-    def samplings(self) -> tuple[SamplingParams, SamplingParams]:
-        """Return greedy and sampled parameters."""
-        return SamplingParams(), SamplingParams(temperature=self.temperature, seed=self.seed)
-
-    def depth_of(self, model: DraftModel) -> int:
-        """Return the longest chain that the draft was trained for as well."""
-        lag = model.scorer.max_lag
-        return self.depth if lag is None else min(self.depth, lag)
+    def samplings(self) -> tuple[SamplingPlan, SamplingPlan]:
+        """Return the greedy one and the sampled one."""
+        return SamplingPlan(), self.sampling
 
 
+Stage = Callable[[str, int], AbstractContextManager[Advance]]
+"""Context of a stage that this text announces, of so many steps."""
 Outcomes = list[tuple[float, bool]]
 """Confidence of each drafted token behind an accepted path, and whether it was accepted."""
-
-
-@dataclass(slots=True)
-class Recorded:
-    """Outcomes of drafted tokens in greedy and in sampled replies, and the extent of these."""
-
-    greedy: Outcomes = field(default_factory=list)
-    sampled: Outcomes = field(default_factory=list)
-    num_replies: int = 0
-    num_tokens: int = 0
-    seconds: float = 0.0
-
-
-def record(
-    plan: CalibrationPlan,
-    engines: MethodEngines,
-    model: DraftModel,
-    *,
-    is_time_left: Callable[[], bool],
-    advance: Advance,
-) -> Recorded:
-    """Record rounds of whole chains, for as many prompts as there is time for, at least one."""
-    engine, found, begun = engines.engine, Recorded(), time.monotonic()
-    profile = Profile(Shape.CHAIN, StopPolicy.FIXED, max_depth=plan.depth_of(model))
-    draft, facts = model.draft(profile), DraftFacts(model.kind, profile)
-    for number, question in enumerate(in_turn(plan.questions)):
-        if number and not is_time_left():
-            break
-        prompt = encode_prompt(engine.text, question.turns[0])
-        for sampling, outcomes in zip(plan.samplings, (found.greedy, found.sampled), strict=True):
-            forced = SpeculationOptions(mode=Mode.FORCED)
-            ask = Ask(sampling, plan.max_new_tokens, speculation=forced)
-            request = make_request(_SESSION, prompt, ask, engine.facts, facts)
-            sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
-            rounds = decode(draft, engine.target, planner, sequence, clock=time.perf_counter)
-            for round_ in iterated(rounds):
-                outcomes.extend(_outcomes(round_))
-                found.num_tokens += len(round_.verdict.tokens)
-            found.num_replies += 1
-            for port in (draft, engine.target):
-                finished(port.release(_SESSION))
-        advance("recording")
-    found.seconds = time.monotonic() - begun
-    return found
 
 
 def _outcomes(round_: Round) -> Iterator[tuple[float, bool]]:
@@ -149,20 +104,6 @@ def _outcomes(round_: Round) -> Iterator[tuple[float, bool]]:
         yield stats.top_prob, drafted == final
         if drafted != final:
             return
-
-
-def fitted(base: Profile, found: Recorded) -> Profile:
-    """Return `base` with fitted calibrations, and costs as measured where it runs.
-
-    A machine's measured curve tells more than any two numbers here, which would stand in its place.
-    """
-    return replace(
-        base,
-        step_cost=None,
-        row_cost=None,
-        calibration=fit_calibration(found.greedy),
-        calibration_sampled=fit_calibration(found.sampled),
-    )
 
 
 def settings(base: Profile, *, depth: int, has_decision_model: bool) -> list[Profile]:
@@ -230,44 +171,103 @@ def finalists(before: Profile | None, best: Sequence[Profile], count: int) -> di
     return named | {name_of(profile): profile for profile in chosen}
 
 
-def prompts_within(
-    plan: CalibrationPlan, num_entries: int, seconds: float, found: Recorded
-) -> tuple[Question, ...]:
-    """Return as many prompts of a race as that time allows by the recorded replies, at least one;
-    another one warms up."""
-    reply_s = max(found.seconds / found.num_replies, 1e-6)
-    count = math.floor(seconds / (2 * reply_s * (num_entries + 1))) - 1
-    return in_turn(plan.questions)[: max(count, 1)]
+class Calibration:
+    """A run of a plan, on the draft of some engines."""
 
+    def __init__(self, plan: CalibrationPlan, engines: MethodEngines, stage: Stage) -> None:
+        self.model = engines.draft_model()
+        self.num_replies = self.num_tokens = self.num_timed = 0
+        """Recorded replies and their tokens; prompts of the last race."""
+        self._plan = plan
+        self._engines = engines
+        self._stage = stage
+        self._depth = min(plan.depth, self.model.scorer.max_lag or plan.depth)
+        self._begun_s = time.monotonic()
 
-def race(
-    plan: CalibrationPlan,
-    entries: Mapping[str, Profile],
-    engines: MethodEngines,
-    model: DraftModel,
-    *,
-    advance: Advance,
-) -> list[Timed]:
-    """Run profiles by name on the plan's prompts, in turn; return the fastest first, the earlier of
-    equals. `bench speed` compares the tokens with plain decoding's."""
-    drafts: dict[Any, Drafter] = {}
-    for name, profile in entries.items():
-        # What drafts hold of a profile is its calibration: most share one, and its memory.
-        key = profile.cape_table, profile.calibration, profile.calibration_sampled
-        shared = drafts.get(key) or drafts.setdefault(key, model.drafter(profile))
-        engines.tune(name, replace(shared, facts=replace(shared.facts, profile=profile)))
-    methods = [parse_method(PLAIN)]
-    methods += [Method(name, "best", SpeculationOptions()) for name in entries]
-    found = []
-    for sampling in plan.samplings:
-        speed = SpeedPlan(
-            plan.max_new_tokens,
-            methods=tuple(methods),
-            questions=plan.questions,
-        )
-        samples = run_speed(speed, engines.under(sampling), advance=advance)
-        figures = {name: sample_figures(of, samples[PLAIN]) for name, of in samples.items()}
-        found.append({name: {key: of[key] for key in FIGURES} for name, of in figures.items()})
-    greedy, sampled = found
-    timed = [Timed(name, profile, greedy[name], sampled[name]) for name, profile in entries.items()]
-    return sorted(timed, key=lambda item: -item.ratio)
+    def run(self, before: Profile | None) -> list[Timed]:
+        """Return the finalists, the fastest first; `before` is the draft's own profile."""
+        plan, model, seconds = self._plan, self.model, 60 * self._plan.minutes
+        greedy, sampled = map(fit_calibration, self._recorded(RECORDING_SHARE * seconds))
+        reply_s = max(self._elapsed_s / self.num_replies, 1e-6)
+        # A machine's measured curve tells more than any two costs, which would stand in its place.
+        base = replace(before or model.untuned_profile(), step_cost=None, row_cost=None)
+        base = replace(base, calibration=greedy, calibration_sampled=sampled)
+        tried = settings(base, depth=self._depth, has_decision_model=model.decision is not None)
+        named = {name_of(profile): profile for profile in tried}
+        first = self._race(named, seconds * FIRST_SHARE / reply_s)
+        last = finalists(before, combined(first), plan.finalists)
+        return self._race(last, (seconds - self._elapsed_s) / reply_s)
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._begun_s
+
+    def _recorded(self, seconds: float) -> tuple[Outcomes, Outcomes]:
+        """Return the outcomes of whole chains, in greedy and in sampled replies to as many prompts
+        as there is time for, at least one."""
+        plan = self._plan
+        found: tuple[Outcomes, Outcomes] = ([], [])
+        profile = Profile(Shape.CHAIN, StopPolicy.FIXED, max_depth=self._depth)
+        draft, facts = self.model.draft(profile), DraftFacts(self.model.kind, profile)
+        with self._stage("recording how often the draft is right", len(plan.questions)) as advance:
+            for question in in_turn(plan.questions):
+                for sampling, outcomes in zip(plan.samplings, found, strict=True):
+                    forced = SpeculationOptions(mode=Mode.FORCED)
+                    ask = Ask(sampling.params(), plan.max_new_tokens, speculation=forced)
+                    outcomes.extend(self._reply(question, ask, draft, facts))
+                advance("recording")
+                if self._elapsed_s > seconds:
+                    break
+        return found
+
+    def _reply(self, question: Question, ask: Ask, draft: Draft, facts: DraftFacts) -> Outcomes:
+        engine = self._engines.engine
+        found: Outcomes = []
+        prompt = encode_prompt(engine.text, question.turns[0])
+        request = make_request(_SESSION, prompt, ask, engine.facts, facts)
+        sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
+        rounds = decode(draft, engine.target, planner, sequence, clock=time.perf_counter)
+        for round_ in iterated(rounds):
+            found += _outcomes(round_)
+            self.num_tokens += len(round_.verdict.tokens)
+        self.num_replies += 1
+        for port in (draft, engine.target):
+            finished(port.release(_SESSION))
+        return found
+
+    def _race(self, entries: Mapping[str, Profile], num_replies: float) -> list[Timed]:
+        """Run profiles by name on as many prompts as there is time for, in turn; return the fastest
+        first, the earlier of equals. `bench speed` compares the tokens with plain decoding's."""
+        plan, size = self._plan, 2 * (len(entries) + 1)
+        # One prompt warms up.
+        questions = in_turn(plan.questions)[: max(math.floor(num_replies / size) - 1, 1)]
+        self.num_timed = len(questions)
+        left_min = max(plan.minutes - self._elapsed_s / 60, 0)
+        what = f"running {len(entries)} settings on {len(questions)} prompts"
+        found, methods = [], self._methods(entries)
+        with self._stage(
+            f"{what}; {left_min:.1f} minutes left", size * (len(questions) + 1)
+        ) as advance:
+            for sampling in plan.samplings:
+                speed = SpeedPlan(
+                    plan.max_new_tokens, sampling=sampling, methods=methods, questions=questions
+                )
+                samples = run_speed(speed, self._engines, advance=advance)
+                figures = {name: sample_figures(of, samples[PLAIN]) for name, of in samples.items()}
+                found.append(
+                    {name: {key: of[key] for key in FIGURES} for name, of in figures.items()}
+                )
+        greedy, sampled = found
+        timed = [Timed(name, own, greedy[name], sampled[name]) for name, own in entries.items()]
+        return sorted(timed, key=lambda item: -item.ratio)
+
+    def _methods(self, entries: Mapping[str, Profile]) -> tuple[Method, ...]:
+        drafts: dict[Any, Drafter] = {}
+        for name, profile in entries.items():
+            # What drafts hold of a profile is its calibration: most share one, and its memory.
+            key = profile.cape_table, profile.calibration, profile.calibration_sampled
+            shared = drafts.get(key) or drafts.setdefault(key, self.model.drafter(profile))
+            facts = replace(shared.facts, profile=profile)
+            self._engines.tune(name, replace(shared, facts=facts))
+        own = (Method(name, "best", SpeculationOptions()) for name in entries)
+        return (parse_method(PLAIN), *own)

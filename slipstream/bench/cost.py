@@ -61,21 +61,17 @@ class CostPlan:
     )
 
     def __post_init__(self) -> None:
-        for name, counts in (("rows", self.row_counts), ("sessions", self.session_counts)):
+        for name in ("rows", "sessions"):
+            counts = self.counts(name)
             if counts[0] != 1 or list(counts) != sorted(set(counts)):
                 raise InvalidRequest(f"{name} are {list(counts)}, but must ascend from 1")
             check(counts[-1] <= MAX_ROWS, f"the last of {name}", counts[-1], f"at most {MAX_ROWS}")
         check_bounds(self)
 
-    @property
-    def row_counts(self) -> tuple[int, ...]:
-        """Return the numbers of rows. Raises `InvalidRequest` for what is no list of them."""
-        return parse_numbers("rows", self.rows)
-
-    @property
-    def session_counts(self) -> tuple[int, ...]:
-        """Return the numbers of sessions. Raises as `row_counts` does."""
-        return parse_numbers("sessions", self.sessions)
+    def counts(self, name: str) -> tuple[int, ...]:
+        """Return the numbers of `rows` or of `sessions`. Raises `InvalidRequest` for what is no
+        list of them."""
+        return parse_numbers(name, getattr(self, name))
 
 
 def measure_cost(
@@ -88,16 +84,21 @@ def measure_cost(
     reading its weights and keys, with a device or a shape. `draft` is None without a draft. Raises
     `PromptTooLong` where it does not fit.
     """
-    tokens, counts = _context(plan, model, text), plan.session_counts if plan.shape else ()
-    target = _Forwards(model, tokens, num_sessions=max(counts, default=1))
-    actions: dict[Any, Action] = {rows: partial(target.run, rows) for rows in plan.row_counts}
-    actions |= {str(count): partial(target.run, 1, count) for count in counts}
+    tokens, counts = _context(plan, model, text), plan.counts("sessions") if plan.shape else ()
+    caches, verify = (
+        _prefilled(model, tokens, max(counts, default=1)),
+        partial(_verify, model, tokens),
+    )
+    actions: dict[Any, Action] = {
+        rows: partial(verify, rows, caches[:1]) for rows in plan.counts("rows")
+    }
+    actions |= {str(count): partial(verify, 1, caches[:count]) for count in counts}
     drafted = 0
     if draft is not None:
         drafted = min(DRAFTED, draft.scorer.max_lag or DRAFTED)
-        actions |= _draft_actions(draft, target.caches[0], tokens, drafted=drafted)
+        actions |= _draft_actions(draft, caches[0], tokens, drafted=drafted)
     ms = _medians(actions, plan.rounds, model.device)
-    forward_ms = {str(rows): ms[rows] for rows in plan.row_counts}
+    forward_ms = {str(rows): ms[rows] for rows in plan.counts("rows")}
     has_floor = plan.shape is not None or model.device != CPU
     floors_ms = _floors_ms(model, len(tokens), counts or (1,)) if has_floor else {}
     return {
@@ -112,24 +113,23 @@ def measure_cost(
     }
 
 
-class _Forwards:
-    """Verifications behind one context; none of them becomes final, so each is like the first."""
+def _prefilled(model: CausalModel, tokens: Sequence[int], num_sessions: int) -> list[KvCache]:
+    pool = model.pool(num_sessions * -(-len(tokens) // BLOCK_SIZE))
+    caches = [model.open_in(pool) for _ in range(num_sessions)]
+    for cache in caches:
+        model.prefill(cache, tokens[:-1])
+    return caches
 
-    def __init__(self, model: CausalModel, tokens: Sequence[int], *, num_sessions: int) -> None:
-        self.model = model
-        self.tokens = tokens
-        pool = model.pool(num_sessions * -(-len(tokens) // BLOCK_SIZE))
-        self.caches = [model.open_in(pool) for _ in range(num_sessions)]
-        for cache in self.caches:
-            model.prefill(cache, tokens[:-1])
 
-    def run(self, num_tokens: int, num_sessions: int = 1) -> None:
-        """Compute the logits of the last token and a chain of drafted ones, of so many sessions."""
-        drafted = [self.tokens[index % len(self.tokens)] for index in range(num_tokens - 1)]
-        pending, tree = self.tokens[-1:], TokenTree.chain(drafted)
-        parts = [Part(cache, pending, tree) for cache in self.caches[:num_sessions]]
-        hidden, _ = self.model.forward(parts)
-        self.model.logits(hidden)
+def _verify(
+    model: CausalModel, tokens: Sequence[int], num_tokens: int, caches: Sequence[KvCache]
+) -> None:
+    """Compute the logits of the last token and a chain of drafted ones, for each of the caches;
+    nothing becomes final, so each time is like the first."""
+    drafted = [tokens[index % len(tokens)] for index in range(num_tokens - 1)]
+    pending, tree = tokens[-1:], TokenTree.chain(drafted)
+    hidden, _ = model.forward([Part(cache, pending, tree) for cache in caches])
+    model.logits(hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
 
 
 def _context(plan: CostPlan, model: CausalModel, text: list[int]) -> list[int]:
-    if plan.context > model.context_length - plan.row_counts[-1]:
+    if plan.context > model.context_length - plan.counts("rows")[-1]:
         raise PromptTooLong(
             f"a context of {plan.context} tokens leaves no room in the model's"
             f" {model.context_length}"

@@ -1,7 +1,6 @@
 """Engines of the methods under test, and of random weights."""
 
 import asyncio
-from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +11,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from slipstream.bench.cost import CostPlan, launches, measure_cost
-from slipstream.bench.harness import Advance, Ask, asking
+from slipstream.bench.harness import Advance
 from slipstream.bench.load import LoadPlan, measure_rounds
 from slipstream.bench.methods import Method
 from slipstream.client import AsyncClient, Client
 from slipstream.client.embedded import AsyncEmbedded, Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import Drafter, DraftModel
 from slipstream.engine.thread import EngineThread
 from slipstream.models.cuda.graphs import num_captures
@@ -52,22 +50,13 @@ class MethodEngines:
     """The methods of one run over one target, which they share; drafts where they can be."""
 
     def __init__(
-        self,
-        target: str,
-        draft: str,
-        options: EngineOptions,
-        *,
-        sampling: SamplingParams,
-        profile: Path | None = None,
+        self, target: str, draft: str, options: EngineOptions, profile: Path | None = None
     ) -> None:
-        """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL.
-
-        `profile` is a file that takes the place of its own profile.
-        """
+        """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL;
+        `profile` is a file that takes the place of its own profile."""
         self._target = target
         self._draft = draft
         self._options = options
-        self._sampling = sampling
         self._profile = profile
         self._drafters: dict[str, Drafter] = {}
         self._tuned: dict[str, Drafter] = {}
@@ -96,18 +85,7 @@ class MethodEngines:
         """Give the method of this name a drafter of its own."""
         self._tuned[method] = drafter
 
-    def under(self, sampling: SamplingParams) -> "MethodEngines":
-        """Return the same engines, with all that is loaded, under other sampling parameters."""
-        other = copy(self)
-        other._sampling = sampling
-        return other
-
-    def ask(self, method: Method) -> Ask:
-        """Return a function that answers questions by a method."""
-        return asking(self.client(method), self._sampling, method.options)
-
     def client(self, method: Method) -> Client:
-        """Return a client of the method's engines."""
         return Client.of(Embedded(self.engine, self._drafter(method)))
 
     def _drafter(self, method: Method) -> Drafter:
@@ -152,8 +130,7 @@ def _random_engine(shape: str, options: EngineOptions) -> tuple[Engine, DraftMod
     """Return a target of random weights and a GliDe draft that starts from its last layers: times
     do not depend on weights, but acceptance does. Texts are read byte by byte.
 
-    Raises `InvalidRequest` for a shape that is neither published nor a directory with a
-    config.json.
+    Raises `InvalidRequest` for a shape that is neither published nor in a directory.
     """
     if options.threads is not None:
         set_num_threads(options.threads)

@@ -66,21 +66,15 @@ def quotient(value: float | None, by: float | None) -> float | None:
     return value / by if value is not None and by else None
 
 
-def first_difference(tokens: Sequence[Any], reference: Sequence[Any]) -> int | None:
-    """Return the index of the first token that differs or is missing on one side, if any."""
-    index = common_prefix(tokens, reference)
-    return None if index == max(len(tokens), len(reference)) else index
-
-
 def differences(
     outputs: Iterable[tuple[int | str, Sequence[Any]]], expected: Mapping[int | str, Sequence[Any]]
 ) -> list[dict[str, Any]]:
     """Return the questions whose outputs are not as expected, and the earliest position of each."""
     found: dict[int | str, int] = {}
     for key, tokens in outputs:
-        position = first_difference(tokens, expected[key])
-        if position is not None:
-            found[key] = min(position, found.get(key, position))
+        same = common_prefix(tokens, expected[key])
+        if same < max(len(tokens), len(expected[key])):
+            found[key] = min(same, found.get(key, same))
     return [{"question_id": name, "position": position} for name, position in found.items()]
 
 

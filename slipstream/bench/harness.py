@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.bench.questions import Question
-from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest, PromptTooLong
-from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.results import Result
 from slipstream.core.round import Clock
 from slipstream.core.types import SamplingParams
@@ -66,21 +64,8 @@ class Sample:
     wall_s: float
 
 
-Ask = Callable[[Question, int], Result]
-"""Function that sends a question, to be answered with at most so many tokens."""
-
-
-def asking(client: Client, sampling: SamplingParams, speculation: SpeculationOptions) -> Ask:
-    """Return a function that sends questions to a client."""
-
-    def ask(question: Question, max_tokens: int) -> Result:
-        return client.generate(
-            question.turns[0], sampling=sampling, max_tokens=max_tokens, speculation=speculation
-        )
-
-    return ask
-
-
+Ask = Callable[..., Result]
+"""A client's `generate`, with all but the prompt and `max_tokens`."""
 Samples = Mapping[str, Sequence[Sample]]
 
 
@@ -93,15 +78,15 @@ def run_in_turn(
     clock: Clock = time.perf_counter,
 ) -> dict[str, list[Sample]]:
     """Return every answer of all configurations, after short ones that are not measured."""
-    for _ in range(plan.warmup):
+    for first in plan.questions[:1] * plan.warmup:
         for name, ask in asks.items():
-            ask(plan.questions[0], min(plan.max_new_tokens, WARMUP_TOKENS))
+            ask(first.turns[0], max_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
             advance(name)
     samples: dict[str, list[Sample]] = {name: [] for name in asks}
     for turn, question in enumerate(plan.questions * repeats):
         for name in rotated(tuple(asks), turn):
             start = clock()
-            result = asks[name](question, plan.max_new_tokens)
+            result = asks[name](question.turns[0], max_tokens=plan.max_new_tokens)
             samples[name].append(Sample(question, result, clock() - start))
             advance(name)
     return samples
@@ -124,9 +109,8 @@ def require_room(question_id: int | str, length: int, max_new_tokens: int, limit
 
 def require_distinct(names: Sequence[str], what: str) -> None:
     """Raise `InvalidRequest` for a name that comes twice."""
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidRequest(f"{what} {name!r} is named twice")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidRequest(f"{what} {twice[0]!r} is named twice")
 
 
 def check_writable(path: Path) -> None:

@@ -22,13 +22,7 @@ from slipstream.bench.figures import (
     quotient,
     table_of,
 )
-from slipstream.bench.harness import (
-    WARMUP_TOKENS,
-    Advance,
-    require_distinct,
-    require_room,
-    rotated,
-)
+from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_distinct, require_room, rotated
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.questions import Question, in_turn, random_questions
 from slipstream.client import AsyncClient
@@ -86,7 +80,6 @@ class LoadPlan:
 
     @property
     def users(self) -> tuple[int, ...]:
-        """Return the numbers of users."""
         return parse_numbers("concurrency", self.concurrency)
 
 

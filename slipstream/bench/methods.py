@@ -72,10 +72,7 @@ class Method:
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:
-    """Parse a list with commas.
-
-    Raises `InvalidRequest` for anything that the grammar or the engines don't know.
-    """
+    """Parse a list with commas. Raises `InvalidRequest` for what grammar or engines don't know."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
@@ -109,10 +106,8 @@ def parse_method(name: str) -> Method:
 
 
 def parse_request_methods(text: str) -> tuple[Method, ...]:
-    """Parse methods that one engine or router takes per request.
-
-    Raises `InvalidRequest` for what needs another engine or draft model.
-    """
+    """Parse methods that one engine or router takes per request. Raises `InvalidRequest` for what
+    needs another engine or draft model."""
     methods = parse_methods(text)
     for method in methods:
         if method.base == "vanilla":

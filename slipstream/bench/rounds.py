@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeVar
 
 from rich.table import Table
@@ -18,7 +19,7 @@ from slipstream.bench.figures import (
     table,
     table_of,
 )
-from slipstream.bench.harness import Ask, Sample, Samples, TurnPlan, asking
+from slipstream.bench.harness import Ask, Sample, Samples, TurnPlan
 from slipstream.client import Client
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.results import Timings
@@ -51,12 +52,9 @@ class RoundsPlan(TurnPlan):
     overlap: bool = option(False, "Also measure with the option overlap.")
 
     def ask(self, client: Client, *, overlap: bool = False) -> Ask:
-        """Return a function that sends questions to an engine or to services.
-
-        With `overlap` a draft goes on while the target verifies.
-        """
+        """Return a function that sends questions to an engine or to services."""
         speculation = SpeculationOptions(mode=Mode.FORCED, overlap=overlap)
-        return asking(client, self.sampling.params(), speculation)
+        return partial(client.generate, sampling=self.sampling.params(), speculation=speculation)
 
 
 async def with_services(plan: StackPlan, work: Callable[[str], T]) -> T:
@@ -71,10 +69,10 @@ async def with_services(plan: StackPlan, work: Callable[[str], T]) -> T:
 
 def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
     """Return, by name: speed, identity, and the parts of a round in milliseconds."""
-    return {name: _figures(name, of, samples[EMBEDDED]) for name, of in samples.items()}
+    return {name: _figures(of, samples[EMBEDDED]) for name, of in samples.items()}
 
 
-def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]:
+def _figures(of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]:
     figures, different = sample_figures(of, embedded), sample_differences(of, embedded)
     rounds = max(figures["rounds"], 1)
     timings = [sample.result.stats.timings for sample in of]

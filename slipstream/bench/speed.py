@@ -1,7 +1,7 @@
 """Speed and identity of methods on the same questions, in turn."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -19,7 +19,7 @@ from slipstream.bench.figures import (
     table,
     table_of,
 )
-from slipstream.bench.harness import Advance, Sample, Samples, TurnPlan, require_room, run_in_turn
+from slipstream.bench.harness import Advance, Samples, TurnPlan, require_room, run_in_turn
 from slipstream.bench.methods import PLAIN, Method
 from slipstream.options import option
 from slipstream.text.prompts import encode_prompt
@@ -40,10 +40,8 @@ class SpeedPlan(TurnPlan):
 
 
 def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Samples:
-    """Return every reply of every method.
-
-    Raises `InvalidRequest` before anything is measured when a prompt does not fit.
-    """
+    """Return every reply of every method. Raises `InvalidRequest` before anything is measured when
+    a prompt does not fit."""
     for method in plan.methods:
         engines.load(method)
     engine = engines.engine
@@ -51,7 +49,13 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> S
         length = len(encode_prompt(engine.text, question.turns[0]))
         limit = engine.model.context_length
         require_room(question.question_id, length, plan.max_new_tokens, limit)
-    asks = {method.name: engines.ask(method) for method in plan.methods}
+    sampling = plan.sampling.params()
+    asks = {
+        method.name: partial(
+            engines.client(method).generate, sampling=sampling, speculation=method.options
+        )
+        for method in plan.methods
+    }
     return run_in_turn(asks, plan, repeats=plan.repeats, advance=advance)
 
 
@@ -80,47 +84,35 @@ def method_figures(
 ) -> dict[str, Any]:
     """Return one R: speed over plain decoding, acceptance and identity of a method. Where numerics
     are invariant, identity is promised."""
-    own = samples[method.name]
+    own, plain = samples[method.name], samples[PLAIN]
     timings = [sample.result.stats.timings for sample in own]
     decode_s = sum(times.decode_s for times in timings)
-    figures = sample_figures(own, samples[PLAIN])
+    figures, different = sample_figures(own, plain), sample_differences(own, plain)
+    identity = _identity(method, figures, is_greedy) or ("different" if different else "identical")
+    num_outputs = len({sample.question.question_id for sample in own})
     return {
         **figures,
         "draft_share": quotient(sum(times.draft_s for times in timings), decode_s),
         "verify_share": quotient(sum(times.verify_s for times in timings), decode_s),
-        **_identity(method, own, samples[PLAIN], figures, is_greedy),
+        "outputs": num_outputs,
+        "identical": None if identity == "inconclusive" else num_outputs - len(different),
+        "identity": identity,
+        "differences": different,
         "identity_promised": is_invariant and method.is_comparable(is_greedy=is_greedy),
     }
 
 
-def _identity(
-    method: Method,
-    samples: Sequence[Sample],
-    reference: Sequence[Sample],
-    figures: Figures,
-    is_greedy: bool,
-) -> Mapping[str, Any]:
-    """Count outputs with the tokens of plain decoding; None where that has no meaning.
+def _identity(method: Method, figures: Figures, is_greedy: bool) -> str | None:
+    """Return why a comparison with plain decoding's tokens has no meaning; None where it has one.
 
     Nothing drafted is nothing shown, and where only the distribution is the same (or not even
     that), other tokens are no fault.
     """
-    different = sample_differences(samples, reference)
-    num_outputs = len({sample.question.question_id for sample in samples})
-    identical: int | None = num_outputs - len(different)
-    verdict = "different" if different else "identical"
     if method.name == PLAIN:
-        verdict = "reference"
-    elif method.base != PLAIN and not figures["drafted_tokens"]:
-        verdict, identical = "inconclusive", None
-    elif not method.is_comparable(is_greedy=is_greedy):
-        verdict = "not-comparable"
-    return {
-        "outputs": num_outputs,
-        "identical": identical,
-        "identity": verdict,
-        "differences": different,
-    }
+        return "reference"
+    if method.base != PLAIN and not figures["drafted_tokens"]:
+        return "inconclusive"
+    return None if method.is_comparable(is_greedy=is_greedy) else "not-comparable"
 
 
 def speed_table(methods: ByName) -> Table:

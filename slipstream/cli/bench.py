@@ -31,16 +31,16 @@ from slipstream.cli.bench_flags import (
     OutputFlags,
     QuestionFlags,
     machine_facts,
+    plan_facts,
     weights_facts,
 )
-from slipstream.cli.engine import open_async_client
+from slipstream.cli.engine import open_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import show
-from slipstream.client import Client
+from slipstream.client import AsyncClient, Client
 from slipstream.config import load_settings
-from slipstream.core.types import SamplingParams
 from slipstream.exit_codes import FAILED
 from slipstream.files import read_token
 from slipstream.models.glide.load import shipped_folder
@@ -51,10 +51,7 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 @app.command()
 @with_flags
 def rounds(
-    prompts: QuestionFlags,
-    plan: rounds_of.RoundsPlan,
-    models: ModelFlags,
-    output: OutputFlags,
+    prompts: QuestionFlags, plan: rounds_of.RoundsPlan, models: ModelFlags, output: OutputFlags
 ) -> None:
     """Cost of a round embedded and distributed, and where the time goes.
 
@@ -70,8 +67,7 @@ def rounds(
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
     show(*tables, *rounds_of.remarks(figures))
-    facts = {**models.facts(), **prompts.facts(), **asdict(plan.sampling), "overlap": plan.overlap}
-    facts |= {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
+    facts = models.facts() | prompts.facts() | plan_facts(plan)
     output.write({"environment": facts, "rounds": figures})
 
 
@@ -126,8 +122,7 @@ def peers(
 
 
 RequestMethods = Annotated[
-    str,
-    typer.Option(help="By commas: plain, auto, forced, or a method as of bench speed."),
+    str, typer.Option(help="By commas: plain, auto, forced, or a method as of bench speed.")
 ]
 
 
@@ -150,10 +145,10 @@ def serve(
     """
     place.check()
     chosen, questions = parse_request_methods(methods), prompts.questions()
-    opened = None if place.is_remote else open_async_client(place)
+    opened = None if place.is_remote else open_client(AsyncClient, place)
 
     async def measured() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with opened or open_async_client(place) as client:  # a router's, in its loop
+        async with opened or open_client(AsyncClient, place) as client:  # a router's, in its loop
             info = await client.model_info()
             about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
             await load.check_lengths(plan, questions, client)
@@ -207,22 +202,16 @@ def speed(
     """
     plan = replace(plan, methods=with_plain(parse_methods(methods)), questions=prompts.questions())
     models.check()
-    engines = models.engines(plan.sampling.params(), *_draft_models(plan.methods))
+    engines = models.engines(*_draft_models(plan.methods))
     with step_bar(plan.num_replies) as advance:
         samples = speeds.run_speed(plan, engines, advance=advance)
     is_invariant = engines.engine.model.numerics == "invariant"
     figures = speeds.compare(plan, samples, is_invariant=is_invariant)
     tables = speeds.speed_table(figures), "", speeds.category_table(figures)
     show(*tables, *speeds.difference_lines(figures))
-    environment = {
-        **models.facts(*_draft_models(plan.methods)),
-        **prompts.facts(),
-        **asdict(plan.sampling),
-        **{name: getattr(plan, name) for name in ("max_new_tokens", "repeats", "warmup")},
-        "num_prompts": len(plan.questions),
-        "draft_sha256": engines.draft_digests,
-    }
-    output.write({"environment": environment, "methods": figures})
+    facts = models.facts(*_draft_models(plan.methods)) | prompts.facts() | plan_facts(plan)
+    facts |= {"draft_sha256": engines.draft_digests}
+    output.write({"environment": facts, "methods": figures})
     if any(speeds.is_broken(parts["overall"]) for parts in figures.values()):
         raise typer.Exit(FAILED)
 
@@ -241,7 +230,9 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     if plan.shape is None:
         measured, facts = _target_cost(plan, models), models.facts()
     else:
-        with step_bar(NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.session_counts)) as advance:
+        with step_bar(
+            NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.counts("sessions"))
+        ) as advance:
             measured = measure_shape(plan, plan.shape, models.options(), advance=advance)
         facts = {**machine_facts(models.device), "shape": plan.shape}
     show(cost_table(measured))
@@ -255,7 +246,7 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
 
 
 def _target_cost(plan: CostPlan, models: ModelFlags) -> dict[str, Any]:
-    engines = models.engines(SamplingParams())
+    engines = models.engines()
     engine, questions = engines.engine, QuestionFlags().questions()
     text = "\n".join(turn for question in questions for turn in question.turns)
     has_draft = models.draft != "glide" or shipped_folder(engine.model_id).is_dir()

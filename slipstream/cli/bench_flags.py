@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slipstream.bench.engines import MethodEngines
-from slipstream.bench.harness import check_writable
+from slipstream.bench.harness import TurnPlan, check_writable
 from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
 from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
@@ -22,7 +22,6 @@ from slipstream.cli.up import StackFlags
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import EAGLE
-from slipstream.core.types import SamplingParams
 from slipstream.files import write_json
 from slipstream.models.dtypes import AUTO, FP8, Q8, choose_dtype
 from slipstream.models.format.digests import file_digest, weights_digests
@@ -30,7 +29,7 @@ from slipstream.models.format.resolve import find_local, resolve
 from slipstream.models.loaded import parse_device
 from slipstream.models.machine import describe_machine
 from slipstream.models.native.library import has_kernels
-from slipstream.options import option
+from slipstream.options import option, options_of
 from slipstream.revision import code_revision
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -53,25 +52,21 @@ class ModelFlags(DraftFlags):
                 " GliDe weights; other drafts are methods"
             )
 
-    def engines(self, sampling: SamplingParams, *others: str) -> MethodEngines:
+    def engines(self, *others: str) -> MethodEngines:
         """Find these models and others by name, and load none yet."""
         with bars() as progress:
             fetch(self.target, self.draft, progress)
             for name in others:
                 resolve(name, progress=progress)
-        return MethodEngines(
-            self.target, self.draft, self.options(), sampling=sampling, profile=self.profile
-        )
+        return MethodEngines(self.target, self.draft, self.options(), self.profile)
 
     def options(self) -> EngineOptions:
-        """Return the options of engines."""
         # Methods share engines and get the same prompts: none may find what another has read.
         given = self.given().items()
         named = {name: value for name, value in given if name not in ("target", "draft", "profile")}
         return EngineOptions(**named, max_cached_bytes=0)
 
     def stack(self) -> StackFlags:
-        """Return the options of services with these models."""
         values = asdict(self)
         return StackFlags(model=values.pop("target"), port=0, **values)
 
@@ -106,7 +101,6 @@ class QuestionFlags:
         return select(read_questions(self.path()), self.limit)
 
     def facts(self) -> dict[str, Any]:
-        """Return name and digest of the file."""
         path = self.path()
         return {"prompts": path.name, "prompts_sha256": file_digest(path)}
 
@@ -122,7 +116,6 @@ class OutputFlags:
             check_writable(self.json)
 
     def write(self, values: dict[str, Any]) -> None:
-        """Write the file, if there is to be one."""
         if self.json is not None:
             write_json(self.json, values)
 
@@ -142,6 +135,12 @@ def machine_facts(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if is_gpu else device,
         "command": shlex.join(["slipstream", *sys.argv[1:]]),
     }
+
+
+def plan_facts(plan: TurnPlan) -> dict[str, Any]:
+    """Return the options of a plan by name, and how many questions it has."""
+    values = {option.name: option.value_in(plan) for option in options_of(type(plan))}
+    return {**values, "num_prompts": len(plan.questions)}
 
 
 def weights_facts(*names: str) -> dict[str, Any]:

@@ -1,10 +1,7 @@
-"""`slipstream calibrate`: one profile file for a pair of models on this machine.
+"""`slipstream calibrate`: one profile file for a pair of models on this machine."""
 
-Knows only options, progress and printing.
-"""
-
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,24 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from slipstream.bench.calibrate import (
-    FIRST_SHARE,
-    RECORDING_SHARE,
-    CalibrationPlan,
-    Recorded,
-    Timed,
-    combined,
-    finalists,
-    fitted,
-    name_of,
-    prompts_within,
-    race,
-    record,
-    settings,
-)
-from slipstream.bench.engines import MethodEngines
+from slipstream.bench.calibrate import Calibration, CalibrationPlan, Timed
 from slipstream.bench.figures import fixed, table
-from slipstream.bench.harness import check_writable
+from slipstream.bench.harness import Advance, check_writable
 from slipstream.cli.bench_flags import ModelFlags, QuestionFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
@@ -37,7 +19,6 @@ from slipstream.cli.report import show
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
-from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.profile_file import profile_file, read_profile
 from slipstream.files import write_json
@@ -69,9 +50,8 @@ def calibrate(
     check_writable(out)
     if models.draft in ("ngram", NO_DRAFTER):
         raise InvalidRequest(f"the draft is {models.draft}, but only models are calibrated")
-    engines = models.engines(SamplingParams())
-    model = engines.draft_model()
-    found, timed, num_prompts = _run(plan, engines, model, _before(model, models.profile))
+    run = Calibration(plan, models.engines(), _stage)
+    timed = run.run(_before(run.model, models.profile))
     show(_table(timed))
     best = timed[0]
     typer.echo(f"chosen: {best.name}")
@@ -82,15 +62,15 @@ def calibrate(
         "machine": machine,
         "measured": {
             **prompts.facts(),
-            "num_replies": found.num_replies,
-            "num_tokens": found.num_tokens,
-            "num_timed_prompts": num_prompts,
+            "num_replies": run.num_replies,
+            "num_tokens": run.num_tokens,
+            "num_timed_prompts": run.num_timed,
             "chosen": best.name,
             "greedy": dict(best.greedy),
             "sampled": dict(best.sampled),
         },
     }
-    write_json(out, profile_file(best.profile, model.pair, notes))
+    write_json(out, profile_file(best.profile, run.model.pair, notes))
     typer.echo(f"wrote {out}", err=True)
 
 
@@ -102,33 +82,11 @@ def _before(model: DraftModel, profile: Path | None) -> Profile | None:
         return None
 
 
-def _run(
-    plan: CalibrationPlan, engines: MethodEngines, model: DraftModel, before: Profile | None
-) -> tuple[Recorded, list[Timed], int]:
-    start_s, seconds = time.monotonic(), 60 * plan.minutes
-
-    def left_s() -> float:
-        return start_s + seconds - time.monotonic()
-
-    def timed(entries: Mapping[str, Profile], within_s: float) -> tuple[list[Timed], int]:
-        questions = prompts_within(plan, len(entries), within_s, found)
-        what = f"running {len(entries)} settings on {len(questions)} prompts"
-        typer.echo(f"{what}; {max(left_s(), 0) / 60:.1f} minutes left", err=True)
-        part = replace(plan, questions=questions)
-        with step_bar(2 * (len(entries) + 1) * (len(questions) + 1)) as advance:
-            return race(part, entries, engines, model, advance=advance), len(questions)
-
-    typer.echo("recording how often the draft is right", err=True)
-    until_s = seconds * (1 - RECORDING_SHARE)
-    with step_bar(len(plan.questions)) as advance:
-        found = record(
-            plan, engines, model, is_time_left=lambda: left_s() > until_s, advance=advance
-        )
-    base = fitted(before or model.untuned_profile(), found)
-    has_decision = model.decision is not None
-    tried = settings(base, depth=plan.depth_of(model), has_decision_model=has_decision)
-    first, _ = timed({name_of(profile): profile for profile in tried}, seconds * FIRST_SHARE)
-    return found, *timed(finalists(before, combined(first), plan.finalists), left_s())
+@contextmanager
+def _stage(text: str, total: int) -> Iterator[Advance]:
+    typer.echo(text, err=True)
+    with step_bar(total) as advance:
+        yield advance
 
 
 def _table(timed: Sequence[Timed]) -> Table:

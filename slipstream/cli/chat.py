@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -12,12 +12,10 @@ from slipstream.cli.engine import open_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import PlaceFlags, RequestFlags
 from slipstream.cli.report import stats_line
+from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from slipstream.client import Client
-    from slipstream.core.request.prompt import Message, Prompt
-    from slipstream.core.request.results import Chunk
+from slipstream.core.request.prompt import Message, Prompt
+from slipstream.core.request.results import Chunk
 
 HELP = "/reset begins a new conversation, /quit ends."
 System = Annotated[str | None, typer.Option(help="System message of the conversation.")]
@@ -29,14 +27,14 @@ def chat(*, system: System = None, place: PlaceFlags, request: RequestFlags) -> 
     place.check()
     options = request.options()
     console = Console(file=sys.stderr, highlight=False)
-    with closing(open_client(place)) as client:
+    with closing(open_client(Client, place)) as client:
         console.print(HELP, style="dim")
         while _converse(client, system, options, console):
             console.print("A new conversation.", style="dim")
 
 
 def _converse(
-    client: "Client", system: str | None, options: dict[str, Any], console: Console
+    client: Client, system: str | None, options: dict[str, Any], console: Console
 ) -> bool:
     """Hold one conversation; return whether another is to follow."""
     first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
@@ -63,7 +61,7 @@ def _converse(
     return False
 
 
-def _reply(chunks: "Iterator[Chunk]", console: Console) -> None:
+def _reply(chunks: Iterator[Chunk], console: Console) -> None:
     stats = None
     try:
         for chunk in chunks:

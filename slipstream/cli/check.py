@@ -6,23 +6,18 @@
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import typer
 
 from slipstream.cli.engine import remote_options
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import RouterFlags
+from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.request.server_info import ReplicaRole, ReplicaState
+from slipstream.core.request.server_info import ReplicaRole, ReplicaState, ServerInfo
 from slipstream.options import check_bounds, option
-
-if TYPE_CHECKING:
-    from slipstream.client import Client
-    from slipstream.core.request.results import Result
-    from slipstream.core.request.server_info import ServerInfo
 
 # Repeats itself, so that any draft, also one that copies the text, has accepted tokens.
 PROMPT = "one two three four five six one two three four five six one two three four"
@@ -54,67 +49,61 @@ def check(router: RouterFlags, flags: CheckFlags) -> None:
 
     Exit code 0 if all is well.
     """
-    from slipstream.client import Client
-
     if router.router is None:
         raise InvalidRequest("there is nothing to check: name a router, --router HOST:PORT")
-    options = _connection(router, flags)
+    options = remote_options(router)
+    if flags.plaintext:
+        if options["tls"] is not None:
+            raise UnsupportedCombination("--plaintext and TLS exclude each other")
+        options["tls"] = False
     with closing(Client(router.router, timeout_s=flags.timeout_s, **options)) as client:
         typer.echo(_checked(client, router.router, flags))
         for line in replica_lines(client.server_info()):
             typer.echo(line)
 
 
-def _checked(client: "Client", router: str, flags: CheckFlags) -> str:
+def _checked(client: Client, router: str, flags: CheckFlags) -> str:
     end = time.monotonic() + flags.wait_s
     while True:
         try:
-            result = _generate(client, router, is_plain=flags.no_speculation)
-            return verdict(router, result, is_plain=flags.no_speculation)
+            return _verdict(client, router, is_plain=flags.no_speculation)
         except ServiceError:
             if time.monotonic() + PAUSE_S > end:
                 raise
         time.sleep(PAUSE_S)
 
 
-def _generate(client: "Client", router: str, *, is_plain: bool) -> "Result":
+def _verdict(client: Client, router: str, *, is_plain: bool) -> str:
+    """Generate a few tokens, and return a sentence about them.
+
+    Raises `ServiceError` for an answer without tokens or, unless decoding is plain, without
+    accepted draft tokens.
+    """
     # Drafting is forced: on an idle machine it may not pay.
     speculation = SpeculationOptions(mode=Mode.OFF if is_plain else Mode.FORCED)
     try:
-        return client.generate(PROMPT, raw=True, max_tokens=NUM_TOKENS, speculation=speculation)
+        result = client.generate(PROMPT, raw=True, max_tokens=NUM_TOKENS, speculation=speculation)
     except InvalidRequest as error:  # the request is ours, so the fault is the router's
         raise ServiceError(f"{router} refuses to be checked: {error}") from None
-
-
-def _connection(router: RouterFlags, flags: CheckFlags) -> dict[str, Any]:
-    if not flags.plaintext:
-        return remote_options(router)
-    if router.tls or router.tls_ca or router.tls_cert or router.tls_name:
-        raise UnsupportedCombination("--plaintext and TLS exclude each other")
-    return remote_options(replace(router, tls=False)) | {"tls": False}
-
-
-def verdict(router: str, result: "Result", *, is_plain: bool) -> str:
-    """Return a sentence about a router's answer.
-
-    Raises `ServiceError` for an answer without tokens or, unless decoding was plain, without
-    accepted draft tokens.
-    """
-    stats, speculation = result.stats, result.stats.speculation
-    came = f"{router} answers with {stats.num_output_tokens} tokens of {result.prompt.model}"
-    if not stats.num_output_tokens:
+    came = f"{router} answers with {result.stats.num_output_tokens} tokens of {result.prompt.model}"
+    if not result.stats.num_output_tokens:
         raise ServiceError(f"{came}, but some were asked for")
     if is_plain:
         return f"{came}, decoded plainly"
-    if not speculation.num_accepted_draft_tokens:
-        raise ServiceError(f"{came}, but {_missing(result)}")
-    return (
-        f"{came}, {speculation.num_accepted_draft_tokens} of them drafted"
-        f" (mean acceptance length {speculation.mean_acceptance_length:.2f})"
-    )
+    found = result.stats.speculation
+    if found.num_accepted_draft_tokens:
+        return (
+            f"{came}, {found.num_accepted_draft_tokens} of them drafted"
+            f" (mean acceptance length {found.mean_acceptance_length:.2f})"
+        )
+    missing = f"none of {found.num_draft_tokens} drafted tokens was accepted"
+    if not found.num_draft_tokens:
+        reasons = ", ".join(sorted(found.fallbacks))
+        missing = "nothing was drafted" + (f" ({reasons})" if reasons else "")
+    raise ServiceError(f"{came}, but {missing}")
 
 
-def replica_lines(info: "ServerInfo") -> list[str]:
+def replica_lines(info: ServerInfo) -> list[str]:
     """Return a line for each kind of ready replica: model, dtype, what computes it, how many."""
     kinds = Counter(
         (one.role is ReplicaRole.DRAFT, one.role.value, one.model, one.dtype, one.engine)
@@ -125,11 +114,3 @@ def replica_lines(info: "ServerInfo") -> list[str]:
         f"{role} {model}{dtype and f' in {dtype}'}{engine and f' by {engine}'}, {count} ready"
         for (_, role, model, dtype, engine), count in sorted(kinds.items())
     ]
-
-
-def _missing(result: "Result") -> str:
-    speculation = result.stats.speculation
-    if speculation.num_draft_tokens:
-        return f"none of {speculation.num_draft_tokens} drafted tokens was accepted"
-    reasons = ", ".join(sorted(speculation.fallbacks))
-    return f"nothing was drafted ({reasons})" if reasons else "nothing was drafted"

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+import slipstream
 from slipstream.cli.engine import shorten_spins
 from slipstream.config import NATIVE_VARIABLE, environment_of, instruction_limits, native_kernels
+from slipstream.models.machine import describe_machine
 
 Facts = dict[str, Any]
 
@@ -48,35 +50,32 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 
 def _sections() -> Iterator[tuple[str, Facts]]:
-    from slipstream import __version__
-
     python = f"{platform.python_version()} ({_tilde(sys.executable)})"
-    yield "slipstream", {"version": __version__, "python": python, "system": platform.platform()}
+    yield (
+        "slipstream",
+        {"version": slipstream.__version__, "python": python, "system": platform.platform()},
+    )
     yield "processor", _processor()
     if _version("torch") != _ABSENT:
         shorten_spins()
-        yield "engine", _engine()
-        yield "GPU", _gpu()
+        yield from _engine()
     yield "environment", {key: _tilde(value) for key, value in environment_of(_VARIABLES).items()}
     yield "packages", {name: _version(name) for name in _PACKAGES}
 
 
 def _processor() -> Facts:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    fields = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))
-    known = {name.strip(): value.strip() for name, value in fields.items()}
-    flags = known.get("flags", known.get("Features", "")).split()
+    name, *fields = describe_machine(0)["processor"].split("\n")
+    flags = " ".join(fields).split()
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return {
-        "name": known.get("model name", platform.processor() or platform.machine()),
+        "name": name,
         "threads": os.cpu_count(),
         "threads allowed": allowed,
-        "instructions": [name for name in _FLAGS if name in flags],
+        "instructions": [flag for flag in _FLAGS if flag in flags],
     }
 
 
-def _engine() -> Facts:
+def _engine() -> Iterator[tuple[str, Facts]]:
     import torch
 
     from slipstream.models.dtypes import AUTO, choose_dtype
@@ -91,20 +90,18 @@ def _engine() -> Facts:
         why = "torch: no native library was built; it takes a C++ compiler when installing"
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     dtypes = [(choose_dtype(AUTO, device, native=native).name, device) for device in devices]
-    return {
-        "kernels": why,
-        "dtype auto": [f"{dtype} on {device}" for dtype, device in dtypes],
-        "threads of torch": torch.get_num_threads(),
-        "torch's set": torch.backends.cpu.get_cpu_capability(),
-        "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
-    }
-
-
-def _gpu() -> Facts:
-    import torch
-
+    yield (
+        "engine",
+        {
+            "kernels": why,
+            "dtype auto": [f"{dtype} on {device}" for dtype, device in dtypes],
+            "threads of torch": torch.get_num_threads(),
+            "torch's set": torch.backends.cpu.get_cpu_capability(),
+            "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
+        },
+    )
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
+    yield "GPU", {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
 
 
 def _version(package: str) -> str:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
 from slipstream.cli.progress import Bars, bars
+from slipstream.client import AsyncClient, Client
 from slipstream.config import set_default_variables
 from slipstream.core.policy.options import EAGLE, VANILLA
+from slipstream.rpc.security import ClientTls
 
 if TYPE_CHECKING:
-    from slipstream.client import AsyncClient, Client
     from slipstream.client.embedded import Embedded
 
-    _AnyClient = TypeVar("_AnyClient", AsyncClient, Client)
-
+_AnyClient = TypeVar("_AnyClient", AsyncClient, Client)
 _ENGINES = "slipstream.client.embedded"
 # A thread that waits for the others of a product soon sleeps. Where two of them meet on one core,
 # one that spins keeps the core from the one that it waits for: with OpenMP's own 300,000 rounds a
@@ -25,21 +25,8 @@ _ENGINES = "slipstream.client.embedded"
 _SHORT_SPINS = {"GOMP_SPINCOUNT": "3000"}
 
 
-def open_client(place: PlaceFlags) -> "Client":
-    """Return a client of the router, if one is named, else of engines in this process."""
-    from slipstream.client import Client
-
-    return _opened(Client, place)
-
-
-def open_async_client(place: PlaceFlags) -> "AsyncClient":
-    """Return the same client for an event loop; engines of this process are loaded here."""
-    from slipstream.client import AsyncClient
-
-    return _opened(AsyncClient, place)
-
-
-def _opened(kind: "type[_AnyClient]", place: PlaceFlags) -> "_AnyClient":
+def open_client(kind: type[_AnyClient], place: PlaceFlags) -> _AnyClient:
+    """Return a client of the router, if one is named, else of engines that are loaded here."""
     if place.router.router is not None:
         return kind(place.router.router, **remote_options(place.router))
     with _fetched(place.engine) as options:
@@ -104,8 +91,6 @@ def shorten_spins() -> None:
 
 def remote_options(flags: RouterFlags) -> dict[str, Any]:
     """Return how a router is reached, as either client takes it."""
-    from slipstream.rpc.security import ClientTls
-
     files = (flags.tls_ca, flags.tls_cert, flags.tls_key)
     is_special = any(files) or flags.tls_name is not None
     tls = ClientTls(*files, flags.tls_name) if is_special else flags.tls or None

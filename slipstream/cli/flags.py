@@ -30,7 +30,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     def grouped(**values: Any) -> None:
         built = {}
         for name, options in owned.items():
-            given = {option.name: _value(option, values.pop(option.name)) for option in options}
+            given = {option.name: values.pop(option.name) for option in options}
+            given |= {name: tuple(of) for name, of in given.items() if isinstance(of, list)}
             built[name] = build(groups[name], **given)
         command(**values, **built)
 
@@ -44,7 +45,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 def _parameter(option: Option) -> inspect.Parameter:
     kind, default, shown = option.kind, option.default, dict(option.shown)
     names = shown.pop("names", (option.flag,) if kind is bool and default is False else ())
-    if _is_list(option):
+    if get_origin(kind) is tuple:
         kind, default = list[get_args(kind)[0]], default if default is MISSING else list(default)  # type: ignore[misc]
     shown.setdefault("rich_help_panel", getattr(option.owner, "PANEL", None))
     make: Callable[..., Any] = typer.Option
@@ -56,11 +57,3 @@ def _parameter(option: Option) -> inspect.Parameter:
         annotation=Annotated[kind, make(*names, help=option.help, **shown)],
         default=inspect.Parameter.empty if default is MISSING else default,
     )
-
-
-def _value(option: Option, value: Any) -> Any:
-    return tuple(value) if _is_list(option) else value
-
-
-def _is_list(option: Option) -> bool:
-    return get_origin(option.kind) is tuple

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -14,16 +14,13 @@ from slipstream.cli.engine import open_client, open_engines
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import PlaceFlags, RequestFlags
 from slipstream.cli.report import PlainComparison, result_object, stats_line
+from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.request.results import collected
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.results import Result, collected
 from slipstream.options import option, required
-
-if TYPE_CHECKING:
-    from slipstream.client import Client
-    from slipstream.core.request.prompt import Prompt
-    from slipstream.core.request.results import Result
 
 _WARM_UP_TOKENS = 8
 
@@ -41,11 +38,11 @@ class PromptFlags:
     )
     system: str | None = option(None, "System message before the prompt.")
 
-    def contents(self) -> list["Prompt"]:
+    def contents(self) -> list[Prompt]:
         """Return the prompts. Raises `InvalidRequest` for one that is empty or not text."""
         if len(self.prompts) > 1 and "-" in self.prompts:
             raise InvalidRequest("- reads standard input as the only prompt, but others are given")
-        texts = [_text_of(prompt) for prompt in self.prompts]
+        texts = [_read(prompt) for prompt in self.prompts]
         if self.allow_special_tokens and not self.raw:
             raise UnsupportedCombination("--allow-special-tokens goes with --raw only")
         if self.system is None:
@@ -106,25 +103,23 @@ def generate(
         raise UnsupportedCombination(
             f"{len(prompts)} prompts are given, but only --compare takes more than one"
         )
-    with closing(open_client(place)) as client:
+    with closing(open_client(Client, place)) as client:
         result = _stream(client, prompts[0], options, output)
     _report(result, None, output)
 
 
 def _compare(
     place: PlaceFlags,
-    prompts: Sequence[tuple[str, "Prompt"]],
+    prompts: Sequence[tuple[str, Prompt]],
     options: dict[str, Any],
     output: PrintFlags,
 ) -> None:
     """Compare prompts, each behind its text, with plain decoding: the faster of two runs each."""
-    from slipstream.client import Client
-
     plainly = options | {"speculation": SpeculationOptions(mode=Mode.OFF)}
     has_sum = len(prompts) > 1 and not (output.as_json or output.quiet)
     engines = None if place.is_remote else open_engines(place.engine)
     found: list[list[Result]] = []
-    with closing(open_client(place) if engines is None else Client.of(engines)) as client:
+    with closing(open_client(Client, place) if engines is None else Client.of(engines)) as client:
         for text, prompt in prompts:
             if has_sum:
                 typer.echo(f"> {text}\n")
@@ -142,9 +137,7 @@ def _compare(
         typer.echo("\n".join(PlainComparison(*zip(*found, strict=True)).sum_lines(engines)))
 
 
-def _stream(
-    client: "Client", prompt: "Prompt", options: dict[str, Any], output: PrintFlags
-) -> "Result":
+def _stream(client: Client, prompt: Prompt, options: dict[str, Any], output: PrintFlags) -> Result:
     chunks, shows_text = [], not output.as_json
     try:
         for chunk in client.stream(prompt, **options):
@@ -159,7 +152,7 @@ def _stream(
     return collected(chunks)
 
 
-def _report(result: "Result", comparison: PlainComparison | None, output: PrintFlags) -> None:
+def _report(result: Result, comparison: PlainComparison | None, output: PrintFlags) -> None:
     if output.as_json:
         typer.echo(json.dumps(result_object(result, comparison)))
         return
@@ -172,7 +165,7 @@ def _report(result: "Result", comparison: PlainComparison | None, output: PrintF
     typer.echo(f"\n[{line}]")
 
 
-def _text_of(prompt: str) -> str:
+def _read(prompt: str) -> str:
     try:
         text = sys.stdin.read() if prompt == "-" else prompt
         text.encode()

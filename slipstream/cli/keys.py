@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ TOKEN_PREFIX = "slip_"
 _TOKEN_BYTES = 32
 _NO_KEYS = "[keys]\n"
 """A file without keys; routers ignore one that is empty, which may be half written."""
+_TABLE = re.compile(r"^(?=[ \t]*\[)", re.MULTILINE)
+_COMMENTS = re.compile(r"^(?:[ \t]*(?:#.*)?\n)*\Z", re.MULTILINE)
+"""Lines behind a table that hold no value."""
 
 Name = Annotated[str, typer.Argument(help="Letters, digits, - and _.")]
 File = Annotated[Path, typer.Option("--file", help="The key file of routers (key_file).")]
@@ -107,17 +111,12 @@ def _content(path: Path, *, must_exist: bool = False) -> tuple[str, tuple[Entry,
 
 def _without(text: str, name: str) -> str:
     """Return the text without a key's table; comments above the next table stay with that."""
-    lines = text.splitlines(keepends=True)
-    heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
-    mine = [index for index in heads if lines[index].split("#")[0].strip() == f"[keys.{name}]"]
-    if not mine:
-        return text
-    end = next((index for index in heads if index > mine[0]), len(lines))
-    while not lines[end - 1].split("#")[0].strip() and end < len(lines):
-        end -= 1
-    while end < len(lines) and not lines[end].strip():
-        end += 1
-    return "".join([*lines[: mine[0]], *lines[end:]]).strip("\n") + "\n"
+    tables = _TABLE.split(f"{text.rstrip()}\n")
+    for index, table in enumerate(tables):
+        if table.partition("\n")[0].split("#")[0].strip() == f"[keys.{name}]":
+            tables[index] = _COMMENTS.findall(table)[0].lstrip("\n")
+            return "".join(tables).strip("\n") + "\n"
+    return text
 
 
 def _put(path: Path, text: str, entries: tuple[Entry, ...]) -> None:

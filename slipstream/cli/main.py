@@ -21,8 +21,7 @@ from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
 _COMMANDS = ("generate", "chat", "check", "doctor", "up", "trace", "size")
 """Commands, each a function of its name in a module of its name."""
-_GROUPS = ("models", "certs", "keys")
-_SERVE = "serve"
+_GROUPS = ("models", "keys")
 _SERVICES = {
     "target": ("target", "Verify what drafts propose; holds the model."),
     "draft": ("draft", "Propose tokens for a target to verify."),
@@ -30,8 +29,9 @@ _SERVICES = {
     "http": ("gateway", "Serve OpenAI's HTTP API for a router. Loads no model."),
 }
 
-# Modules of these commands load torch: they are imported only when the commands are called.
+# Modules of these commands load what few need: they are imported only when the commands are called.
 _LATER = {
+    "certs": ("slipstream.cli.certs", "Make certificates for TLS between services."),
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
     "train": ("slipstream.cli.train", "Train draft models."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
@@ -55,20 +55,18 @@ class WarningPrinter(logging.Handler):
 
 
 def app_of(words: Sequence[str]) -> typer.Typer:
-    """Return the application that runs a command line.
-
-    It has the command that the first word names, without the imports of the others, or all.
-    """
+    """Return the application that runs a command line: with the command that the first word names,
+    without the imports of the others, or with all."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=not words or words[0] in _COMPLETION,
         pretty_exceptions_enable=False,
     )
     app.callback()(_settings)
-    known = (*_COMMANDS, _SERVE, *_GROUPS)
+    known = (*_COMMANDS, "serve", *_GROUPS)
     for name in [name for name in words[:1] if name in known] or known:
-        if name == _SERVE:
-            app.add_typer(_serve_group(), name=_SERVE)
+        if name == "serve":
+            app.add_typer(_serve_group(), name=name)
         elif name in _GROUPS:
             app.add_typer(import_module(f"slipstream.cli.{name}").app, name=name)
         else:
@@ -91,14 +89,12 @@ def _serve_group() -> typer.Typer:
     text = "Run a service: target, draft, router or http."
     group = typer.Typer(help=text, no_args_is_help=True)
     group.callback(help=text)(lambda: None)
-    for role in _SERVICES:
-        _mount_service(group, role)
+    for role, (package, about) in _SERVICES.items():
+        _mount_service(group, role, package, about)
     return group
 
 
-def _mount_service(group: typer.Typer, role: str) -> None:
-    package, text = _SERVICES[role]
-
+def _mount_service(group: typer.Typer, role: str, package: str, text: str) -> None:
     @group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)
     def serve(context: typer.Context) -> None:
         # Imported when it is called, so that a router never loads torch.
@@ -140,7 +136,8 @@ def exit_code(args: Sequence[str] | None = None) -> int:
         if (missing.name or "slipstream").startswith("slipstream"):
             raise
         # A client's installation lacks what engines and routers need.
-        return _fail(f"this needs {missing.name}: pip install 'slipstream[engine]'", BAD_INPUT)
+        extra = "serve" if missing.name == "cryptography" else "engine"
+        return _fail(f"this needs {missing.name}: pip install 'slipstream[{extra}]'", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

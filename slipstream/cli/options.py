@@ -106,7 +106,6 @@ class PlaceFlags:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether a router runs them."""
         return self.router.router is not None
 
     def check(self) -> None:
@@ -146,7 +145,9 @@ class FormFlags:
         """Return the form as the SDK takes it. Raises `InvalidRequest` for an unreadable file."""
         form = {} if self.regex is None else {"regex": self.regex}
         if self.json_schema is not None:
-            form["json_schema"] = _schema(self.json_schema)
+            text = self.json_schema
+            is_text = text.lstrip().startswith("{") or text.strip() in ("true", "false")
+            form["json_schema"] = text if is_text else read_text(Path(text))
         if len(form) > 1:
             raise UnsupportedCombination("--json-schema and --regex are given, one can be followed")
         return form
@@ -230,12 +231,6 @@ class RequestFlags:
             "stop": self.length.stop,
             **self.form.given(),
         }
-
-
-def _schema(text: str) -> str:
-    if text.lstrip().startswith("{") or text.strip() in ("true", "false"):
-        return text
-    return read_text(Path(text))
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -23,12 +23,14 @@ QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def progress_of(
-    console: Console, *columns: ProgressColumn, is_shown: bool = True, is_transient: bool = False
+    *columns: ProgressColumn, console: Console | None = None, is_transient: bool = False
 ) -> Progress:
     """Return bars that all commands have alike, with these columns, times and the time to go.
 
-    They show on a terminal only, and not where `QUIET` is set.
+    They show on a terminal only, by default standard error, and not where `QUIET` is set.
     """
+    # A file of its own, because the steps may replace sys.stderr.
+    console = console or Console(file=sys.stderr)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -37,7 +39,7 @@ def progress_of(
         TimeRemainingColumn(),
         console=console,
         transient=is_transient,
-        disable=not (is_shown and console.is_terminal) or QUIET.get(),
+        disable=not console.is_terminal or QUIET.get(),
     )
 
 
@@ -47,23 +49,21 @@ class Bars:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._current: TaskID | None = None
+        self._total = 1
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """Begin a step of `total` units."""
         self.finish()
         self._current = self._progress.add_task(description, total=total)
+        self._total = total or 1
 
     def advance(self, amount: int) -> None:
-        """Advance the current step."""
         if self._current is not None:
             self._progress.advance(self._current, amount)
 
     def finish(self) -> None:
-        """End the current step."""
-        if self._current is None:
-            return
-        total = next(task.total for task in self._progress.tasks if task.id == self._current)
-        self._progress.update(self._current, total=total or 1, completed=total or 1)
+        if self._current is not None:
+            self._progress.update(self._current, total=self._total, completed=self._total)
 
 
 class _Amount(DownloadColumn):
@@ -76,8 +76,7 @@ class _Amount(DownloadColumn):
 @contextmanager
 def bars() -> Iterator[Bars]:
     """Show bars on a terminal, and nothing elsewhere."""
-    # A file of its own, because the steps may replace sys.stderr.
-    with progress_of(Console(file=sys.stderr), _Amount()) as progress:
+    with progress_of(_Amount()) as progress:
         shown = Bars(progress)
         yield shown
         shown.finish()
@@ -86,7 +85,7 @@ def bars() -> Iterator[Bars]:
 @contextmanager
 def step_bar(total: int) -> Iterator[Callable[[str], None]]:
     """Show a bar on a terminal; the value advances it by one step of that name."""
-    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
+    with progress_of(MofNCompleteColumn()) as bar:
         task = bar.add_task("loading", total=total)
         yield lambda name: bar.update(task, advance=1, description=name)
 
@@ -94,7 +93,7 @@ def step_bar(total: int) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def count_bar(description: str) -> Iterator[Callable[..., None]]:
     """Show a bar on a terminal; the value sets how many steps are done, and of how many."""
-    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
+    with progress_of(MofNCompleteColumn()) as bar:
         task = bar.add_task(description, total=None)
         yield lambda done, total, **more: bar.update(task, completed=done, total=total, **more)
 
@@ -102,6 +101,6 @@ def count_bar(description: str) -> Iterator[Callable[..., None]]:
 @contextmanager
 def waiting(description: str) -> Iterator[None]:
     """Show on a terminal that one waits, and for how long, below what is written meanwhile."""
-    with progress_of(Console(file=sys.stderr), is_transient=True) as bar:
+    with progress_of(is_transient=True) as bar:
         bar.add_task(description, total=None)
         yield

@@ -6,13 +6,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Table
+
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
+from slipstream.core.request.results import RequestStats, Result
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from slipstream.client.embedded import Embedded
-    from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
-    from slipstream.core.request.results import RequestStats, Result
 
 WIDTH_OF_FILES = 240
 _IDENTITIES = {
@@ -26,8 +26,8 @@ _IDENTITIES = {
 class PlainComparison:
     """Results beside plain decoding of the same requests: their tokens, and their speed."""
 
-    results: Sequence["Result"]
-    plain: Sequence["Result"]
+    results: Sequence[Result]
+    plain: Sequence[Result]
 
     @property
     def speed_ratio(self) -> float:
@@ -43,7 +43,6 @@ class PlainComparison:
         return "identical" if tokens == plain else "different"
 
     def line(self) -> str:
-        """Return speed and identity in words."""
         plain, identity = _speed(self.plain), _IDENTITIES[self.identity]
         return f"{self.speed_ratio:.2f}x plain decoding ({plain:.1f} tokens/s), {identity}"
 
@@ -65,7 +64,6 @@ class PlainComparison:
         yield f"{found}: here {costs}."
 
     def values(self) -> dict[str, Any]:
-        """Return speed and identity as JSON values."""
         return {
             "identity": self.identity,
             "speed_ratio": self.speed_ratio,
@@ -74,14 +72,14 @@ class PlainComparison:
         }
 
 
-def _speed(results: Iterable["Result"]) -> float:
+def _speed(results: Iterable[Result]) -> float:
     """Return tokens per second of all of them, one after the other."""
     stats = [result.stats for result in results]
     seconds = [one.timings.prefill_s + one.timings.decode_s for one in stats]
     return fmean((one.tokens_per_s for one in stats), weights=seconds)
 
 
-def stats_line(stats: "RequestStats") -> str:
+def stats_line(stats: RequestStats) -> str:
     """Return speed, mean acceptance length, and the rounds in which no draft answered."""
     speculation = stats.speculation
     parts = [
@@ -95,58 +93,48 @@ def stats_line(stats: "RequestStats") -> str:
     return ", ".join(parts)
 
 
-def result_object(result: "Result", comparison: PlainComparison | None) -> dict[str, Any]:
+def result_object(result: Result, comparison: PlainComparison | None) -> dict[str, Any]:
     """Return a finished request as JSON values."""
+    stats, speculation = result.stats, result.stats.speculation
+    counts = asdict(stats)
+    parts = [counts.pop(part) for part in ("timings", "speculation", "continuity")]
     values: dict[str, Any] = {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason.value,
         "lossless": result.lossless,
         "request_id": result.request_id,
-        "stats": _stats_object(result.stats),
+        "stats": {
+            **counts,
+            "tokens_per_s": stats.tokens_per_s,
+            "decode_tokens_per_s": stats.decode_tokens_per_s,
+            **parts[0],
+            "mean_acceptance_length": speculation.mean_acceptance_length,
+            "draft_acceptance_rate": speculation.draft_acceptance_rate,
+            **parts[1],
+        },
     }
     if result.origins:
         values["origins"] = [origin and origin.value for origin in result.origins]
     if result.logprobs:
-        values["logprobs"] = _logprob_values(result.logprobs)
+        values["logprobs"] = [item and _logprob_object(item) for item in result.logprobs]
     if comparison is not None:
         values["compare"] = comparison.values()
     return values
 
 
-def _stats_object(stats: "RequestStats") -> dict[str, Any]:
-    values, speculation = asdict(stats), stats.speculation
-    timings, counts, _ = (values.pop(part) for part in ("timings", "speculation", "continuity"))
-    return {
-        **values,
-        "tokens_per_s": stats.tokens_per_s,
-        "decode_tokens_per_s": stats.decode_tokens_per_s,
-        **timings,
-        "mean_acceptance_length": speculation.mean_acceptance_length,
-        "draft_acceptance_rate": speculation.draft_acceptance_rate,
-        **counts,
-    }
-
-
-def _logprob_values(logprobs: "Logprobs") -> list[dict[str, Any] | None]:
+def _logprob_object(item: TokenLogprob) -> dict[str, Any]:
     """Return JSON values; bytes also as text, in which U+FFFD stands for what is no character."""
-    return [
-        None
-        if item is None
-        else {
-            **_values(item),
-            "top": [{"token_id": other.token_id, **_values(other)} for other in item.top],
-        }
-        for item in logprobs
-    ]
+    top = [{"token_id": other.token_id, **_values(other)} for other in item.top]
+    return {**_values(item), "top": top}
 
 
-def _values(item: "TokenLogprob | TopLogprob") -> dict[str, Any]:
+def _values(item: TokenLogprob | TopLogprob) -> dict[str, Any]:
     text = item.text.decode(errors="replace")
     return {"logprob": item.logprob, "text": text, "bytes": list(item.text)}
 
 
-def show(*figures: "Table | str") -> None:
+def show(*figures: Table | str) -> None:
     """Print tables as wide as the terminal, and sentences; lines of a file may be of any width."""
     console = Console(highlight=False)
     if not console.is_terminal:

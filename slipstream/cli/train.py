@@ -24,7 +24,6 @@ from slipstream.train.data_run import DataReport, DataRun, make_plan, write_data
 from slipstream.train.decision_run import DecisionRun, run_decision
 from slipstream.train.four_bits import quantise as four_bits
 from slipstream.train.group import train_group
-from slipstream.train.heldout import Heldout
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream.train.run import GlideRun, train_glide
 from slipstream.train.trainer import Check, TrainHooks, TrainReport
@@ -46,7 +45,7 @@ def data(run: DataRun) -> None:
     total, num_talks = len(plan.shards), sum(map(len, plan.shards))
     skipped = f"; too long, left out: {plan.num_skipped}" if plan.num_skipped else ""
     console.print(f"{num_talks} conversations in {total} shards{skipped}")
-    with progress_of(console) as bar:
+    with progress_of(console=console) as bar:
         task = bar.add_task("loading the target", total=total)
 
         def report(result: DataReport) -> None:
@@ -95,38 +94,30 @@ def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> 
     run = replace(run, command=_command())
     with train_group(device) as group:
         console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
-        with progress_of(console, is_shown=group.is_lead) as bar:
+        with progress_of(console=console) as bar:
             training = bar.add_task("training", total=1.0)
 
             def report(result: TrainReport) -> None:
                 bar.update(training, completed=result.done)
-                console.print(_report_line(result))
+                left = result.elapsed_seconds * (1 / result.done - 1) if result.done else 0.0
+                console.print(
+                    f"step {result.step}, epoch {result.epoch}: loss {result.loss:.4f},"
+                    f" lr {result.lr:.2e}, {result.tokens_per_second:.0f} tokens/s,"
+                    f" {left / 60:.0f} min left"
+                )
 
             def check(result: Check) -> None:
-                console.print(_check_line(result))
+                lags, depths = (
+                    " ".join(f"{rate:.3f}" for rate in rates)
+                    for rates in (result.heldout.acceptance, result.heldout.survival)
+                )
+                best = ", best, exported" if result.is_best else ""
+                console.print(
+                    f"step {result.step}: acceptance by lag {lags}, chains by depth {depths},"
+                    f" {result.heldout.length:.3f} tokens per round{best}"
+                )
 
             train_glide(run, TrainHooks(time.monotonic, report, check), group=group)
-
-
-def _report_line(result: TrainReport) -> str:
-    left = result.elapsed_seconds * (1 - result.done) / result.done if result.done else 0.0
-    return (
-        f"step {result.step}, epoch {result.epoch}: loss {result.loss:.4f}, lr {result.lr:.2e}, "
-        f"{result.tokens_per_second:.0f} tokens/s, {left / 60:.0f} min left"
-    )
-
-
-def _check_line(check: Check) -> str:
-    heldout = check.heldout
-    lags, depths = (
-        " ".join(f"{rate:.3f}" for rate in rates)
-        for rates in (heldout.acceptance, heldout.survival)
-    )
-    best = ", best, exported" if check.is_best else ""
-    return (
-        f"step {check.step}: acceptance by lag {lags}, chains by depth {depths}, "
-        f"{heldout.length:.3f} tokens per round{best}"
-    )
 
 
 @app.command()
@@ -142,16 +133,12 @@ def quantise(run: four_bits.QuantiseRun, *, threads: Threads = None) -> None:
             count_to(done, total, description=stage)
 
         outcome = four_bits.quantise(run, progress=progress)
-    typer.echo(f"before: {_heldout_line(outcome.before)}")
-    typer.echo(f"after: {_heldout_line(outcome.after)}")
+    for name, found in (("before", outcome.before), ("after", outcome.after)):
+        typer.echo(
+            f"{name}: acceptance at lag 0 {found.acceptance[0]:.4f},"
+            f" at lag 4 {found.acceptance[4]:.4f}, {found.length:.3f} tokens per round"
+        )
     typer.echo(f"{outcome.path}: {outcome.path.stat().st_size / 1e6:.1f} MB")
-
-
-def _heldout_line(heldout: Heldout) -> str:
-    return (
-        f"acceptance at lag 0 {heldout.acceptance[0]:.4f}, at lag 4 {heldout.acceptance[4]:.4f},"
-        f" {heldout.length:.3f} tokens per round"
-    )
 
 
 @app.command()

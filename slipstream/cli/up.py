@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,10 +17,10 @@ from slipstream.cli.progress import bars, waiting
 from slipstream.config import load_config, traces_dir
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.policy.options import EAGLE
+from slipstream.local.child import show
+from slipstream.local.stack import Stack, StackPlan
 from slipstream.options import option
-
-if TYPE_CHECKING:
-    from slipstream.local.stack import Stack, StackPlan
+from slipstream.telemetry.config import SECTION, TelemetryConfig
 
 NO_PROCESS = ("ngram", "none")
 """Drafts that need no service of their own: the router drafts n-grams itself."""
@@ -45,10 +44,9 @@ class StackFlags(DraftFlags):
         show_default="the cache directory's traces, unless a configuration names another place",
     )
 
-    def plan(self) -> "StackPlan":
-        """Return the flags of each service."""
-        from slipstream.local.stack import StackPlan
-
+    def plan(self, traces: Path | None = None) -> StackPlan:
+        """Return the flags of each service; all requests are traced, to files in a directory, where
+        one is given."""
         file, engine = self.flags("config"), self.flags("config", "dtype", "device", "threads")
         target = (*engine, "--model", self.model, *self.flags("numerics"))
         if self.draft and self.draft.startswith(EAGLE):  # such heads read hidden states
@@ -64,6 +62,9 @@ class StackFlags(DraftFlags):
             roles["router"], takes_turns = (*file, "--drafter", self.draft), True
         if self.http is not None:
             roles["http"] = file
+        if traces is not None:
+            tracing = ("--traces", f"file:{traces}", "--trace-ratio", "1")
+            roles = {role: (*tracing, *own) for role, own in roles.items()}
         return StackPlan(roles, self.port, self.grace_s, takes_turns, self.http or 0)
 
     def flags(self, *names: str) -> tuple[str, ...]:
@@ -86,40 +87,32 @@ def up(models: StackFlags) -> None:
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
     error. Ctrl-C or SIGTERM lets running requests finish; a second one does not.
     """
-    from slipstream.local.child import show
-    from slipstream.local.stack import Stack
-
-    plan, directory = models.plan(), traces_directory(models.traces, models.config)
-    if directory is not None:
-        plan = plan.traced(directory)
+    directory = traces_directory(models.traces, models.config)
+    plan = models.plan(directory)
     models.fetch()
-    hint = _hint(directory)
     with ExitStack() as starting:
         starting.enter_context(waiting("starting the services"))
 
         def on_ready() -> None:
             starting.close()
-            if hint is not None:
-                typer.echo(hint, err=True)
+            if directory is not None:
+                flag = "" if directory == traces_dir() else f" --dir {shlex.quote(str(directory))}"
+                shown = f"`slipstream trace --last{flag}` shows the last request"
+                typer.echo(f"traces are kept in {directory}; {shown}", err=True)
 
         asyncio.run(_run_until_signal(Stack(plan, on_line=show), on_ready=on_ready))
 
 
 def traces_directory(given: str | None, config: Path | None) -> Path | None:
     """Return where traces are kept; None for nowhere, or where a configuration sends them."""
-    from slipstream.telemetry.config import SECTION, TelemetryConfig
-
     if given is not None:
         return None if given in _NO_TRACES else Path(given).expanduser().absolute()
     telemetry = load_config(TelemetryConfig, section=SECTION, file=config)
     return None if telemetry.traces else traces_dir()
 
 
-async def _run_until_signal(stack: "Stack", *, on_ready: Callable[[], None]) -> None:
-    """Start, print `ready HOST:PORT`, and stop at SIGTERM or SIGINT; a second one hurries that.
-
-    `on_ready` is called first.
-    """
+async def _run_until_signal(stack: Stack, *, on_ready: Callable[[], None]) -> None:
+    """Start, print `ready HOST:PORT`, and stop at SIGTERM or SIGINT; a second one hurries that."""
     task = asyncio.current_task()
     assert task is not None
     _on_signals(task.cancel)
@@ -140,10 +133,3 @@ async def _run_until_signal(stack: "Stack", *, on_ready: Callable[[], None]) -> 
 def _on_signals(action: Callable[[], object]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, action)
-
-
-def _hint(traces: Path | None) -> str | None:
-    if traces is None:
-        return None
-    place = "" if traces == traces_dir() else f" --dir {shlex.quote(str(traces))}"
-    return f"traces are kept in {traces}; `slipstream trace --last{place}` shows the last request"

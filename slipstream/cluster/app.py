@@ -10,17 +10,12 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
-from slipstream.cluster.scaling import LOAD
+from slipstream.cluster.plan import LOAD, ClusterPlan, plan_from
 from slipstream.cluster.service import Service
 
 EVERY_S = 1.0
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
-_POLICIES = {
-    "target": "slipstream.cluster.scaling:wanted_targets",
-    "draft": "slipstream.cluster.scaling:wanted_drafts",
-}
 _NO_CALLS_S = 0.1
 """Time that Serve waits for its own calls to a replica to end, repeatedly: there are none."""
 _SPARE_S = 15.0
@@ -31,10 +26,7 @@ _LOG = logging.getLogger("ray.serve")
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """Return the pools of `args`, which `plan_from` reads, as one application.
-
-    Raises `InvalidRequest`.
-    """
+    """Return the pools of `args` as one application. Raises what `plan_from` does."""
     plan = plan_from(args)
     others = [_pool(role, plan) for role in plan.pools() if role != "target"]
     return _pool("target", plan, *others)
@@ -42,6 +34,16 @@ def build(args: Mapping[str, Any]) -> Application:
 
 def _pool(role: str, plan: ClusterPlan, *others: Application) -> Application:
     pool = plan.pools()[role]
+    scaling = AutoscalingConfig(
+        min_replicas=pool.min_replicas,
+        max_replicas=pool.max_replicas,
+        target_ongoing_requests=pool.load_per_replica,
+        look_back_period_s=pool.look_back_s,
+        metrics_interval_s=min(_PUSH_S, pool.look_back_s / 3),
+        upscale_delay_s=pool.upscale_delay_s,
+        downscale_delay_s=pool.downscale_delay_s,
+        policy=AutoscalingPolicy(policy_function=f"slipstream.cluster.plan:wanted_{role}s"),
+    )
     deployment: Any = serve.deployment(PoolReplica)
     app: Application = deployment.options(
         name=role.capitalize(),
@@ -50,26 +52,13 @@ def _pool(role: str, plan: ClusterPlan, *others: Application) -> Application:
             "num_gpus": pool.num_gpus,
             "resources": dict(pool.resources),
         },
-        autoscaling_config=_scaling(role, pool),
+        autoscaling_config=scaling,
         graceful_shutdown_timeout_s=plan.grace_s + _SPARE_S,
         graceful_shutdown_wait_loop_s=_NO_CALLS_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
     ).bind(role, plan, *others)
     return app
-
-
-def _scaling(role: str, pool: PoolPlan) -> AutoscalingConfig:
-    return AutoscalingConfig(
-        min_replicas=pool.min_replicas,
-        max_replicas=pool.max_replicas,
-        target_ongoing_requests=pool.load_per_replica,
-        look_back_period_s=pool.look_back_s,
-        metrics_interval_s=min(_PUSH_S, pool.look_back_s / 3),
-        upscale_delay_s=pool.upscale_delay_s,
-        downscale_delay_s=pool.downscale_delay_s,
-        policy=AutoscalingPolicy(policy_function=_POLICIES[role]),
-    )
 
 
 class PoolReplica:

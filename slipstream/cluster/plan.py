@@ -1,4 +1,5 @@
-"""Plans of the pools on Ray: values, also from the arguments of a Serve configuration.
+"""Plans of the pools on Ray: values, also from the arguments of a Serve configuration, and how many
+replicas a pool should have by their loads.
 
 Each service checks its own options. Needs no Ray.
 """
@@ -10,6 +11,9 @@ from typing import Any
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import check_bounds, option, overlaid
 
+LOAD = "load"
+SPARE = 1.5
+"""Growth of a draft's load that is allowed when another draft is removed."""
 Option = str | bool | int | float | Sequence[str]
 _OURS = (
     "address",
@@ -86,7 +90,6 @@ class ClusterPlan:
         check_bounds(self)
 
     def pools(self) -> dict[str, PoolPlan]:
-        """Return the pools, by role."""
         pools = {"target": self.target}
         return pools if self.draft is None else {**pools, "draft": self.draft}
 
@@ -113,3 +116,25 @@ def _flags(name: str, value: Option) -> tuple[str, ...]:
     if not isinstance(value, str | int | float):
         return (f"--{flag}", ",".join(map(str, value)))
     return (f"--{flag}", str(value))
+
+
+def wanted_targets(context: Any) -> tuple[float, dict[str, Any]]:
+    """Return the number of targets over which their whole load is spread.
+
+    A scaling policy of Ray Serve, which keeps to bounds and delays by itself, and carries the
+    function to its controller by value. Loads are means over the look-back time, by replica; one
+    that has just begun has reported none yet.
+    """
+    loads = context.aggregated_metrics.get(LOAD, {}).values()
+    if not loads:
+        return float(context.target_num_replicas), {}
+    return float(sum(loads) / context.config.get_target_ongoing_requests()), {}
+
+
+def wanted_drafts(context: Any) -> tuple[float, dict[str, Any]]:
+    """Return the same for drafts; fewer only where these have room to spare.
+
+    The fewer drafts there are, the longer proposals take, and the more of them are there at once.
+    """
+    wanted, _ = wanted_targets(context)
+    return max(wanted, min(float(context.target_num_replicas), SPARE * wanted)), {}

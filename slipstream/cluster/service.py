@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import ProxyHandler, build_opener
@@ -126,7 +125,5 @@ class Service:
 
 def _free_port() -> int:
     """Return a port that is free now; one that is taken meanwhile fails at the start."""
-    with closing(socket.socket()) as free:
-        free.bind((_LOCAL, 0))
-        port: int = free.getsockname()[1]
-        return port
+    with socket.create_server((_LOCAL, 0)) as free:
+        return int(free.getsockname()[1])

@@ -36,7 +36,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Return the id of the process."""
         return self._process.pid
 
     async def ready(self) -> str:

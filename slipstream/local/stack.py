@@ -5,17 +5,18 @@ end of another process ends all.
 """
 
 import asyncio
+import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, OnLine, start_child
 from slipstream.options import check_bounds, option
 
+T = TypeVar("T")
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 ANY_PORT = "127.0.0.1:0"
@@ -32,10 +33,8 @@ telemetry, to a collector that may not answer."""
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """The services by role, each with its flags but for the addresses of the others.
-
-    Those of `target` and `router` are needed; `draft` and `http` start where they are there.
-    """
+    """The services by role, each with its flags but for the addresses of the others. Those of
+    `target` and `router` are needed; `draft` and `http` start where they are there."""
 
     flags: Mapping[str, tuple[str, ...]]
     port: int = option(0, "Port of the router; 0 takes any that is free.", least=0, most=65535)
@@ -49,22 +48,16 @@ class StackPlan:
     def __post_init__(self) -> None:
         check_bounds(self)
 
-    def traced(self, directory: Path) -> "StackPlan":
-        """Return the plan with all requests traced, to files in a directory."""
-        traces = ("--traces", f"file:{directory}", "--trace-ratio", "1")
-        return replace(self, flags={role: (*traces, *own) for role, own in self.flags.items()})
-
 
 class Stack:
-    """The services and, if it is wanted, the front. For one event loop.
-
-    `start`, then `watch`; `stop` in any case.
-    """
+    """The services, for one event loop: `start`, then `watch`; `stop` in any case."""
 
     def __init__(self, plan: StackPlan, *, on_line: OnLine) -> None:
         self._plan = plan
         self._on_line = on_line
         self._children: dict[str, Child] = {}
+        self._needed: list[asyncio.Task[None]] = []
+        """Waits for the end of the services whose end ends all; each of them raises."""
         self._launching: asyncio.Task[Child] | None = None
 
     async def start(self) -> str:
@@ -90,19 +83,13 @@ class Stack:
 
     async def watch(self) -> None:
         """Start the draft anew whenever it ends. Raises `ServiceError` once another one has."""
-        tasks = [asyncio.create_task(self._need(child)) for child in self._needed()]
-        tasks.append(asyncio.create_task(self._keep_draft()))
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._while_needed(self._keep_draft())
 
     async def stop(self, *, hurry: bool = False) -> None:
         """End from the front to the engines; each has the grace, unless in a hurry."""
+        for task in self._needed:
+            task.cancel()
+        await asyncio.gather(*self._needed, return_exceptions=True)
         if self._launching is not None:
             await asyncio.wait({self._launching})
         grace_s = 0.0 if hurry else self._plan.grace_s + _SPARE_S
@@ -111,24 +98,20 @@ class Stack:
             await asyncio.gather(*(child.stop(grace_s) for child in children))
 
     async def _ready(self, *children: Child) -> list[str]:
-        """Return the addresses of these, once all serve. The first that fails ends the wait, and
-        so does the end of a service that is needed."""
-        ready = asyncio.gather(*(child.ready() for child in children))
-        lost = asyncio.gather(*map(self._need, self._needed()))
-        either: set[asyncio.Future[Any]] = {ready, lost}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                lost.result()  # raises
-            return ready.result()
-        finally:
-            ready.cancel()
-            lost.cancel()
-            await asyncio.gather(ready, lost, return_exceptions=True)
+        """Return the addresses of these, once all serve. The first that fails ends the wait."""
+        return await self._while_needed(asyncio.gather(*(child.ready() for child in children)))
 
-    def _needed(self) -> list[Child]:
-        """Return the started services whose end ends all."""
-        return [child for role, child in self._children.items() if role != "draft"]
+    async def _while_needed(self, work: Awaitable[T]) -> T:
+        """Return the value of the work; the end of a service whose end ends all raises."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, *self._needed}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.gather(*(need for need in self._needed if need.done()))  # raises
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _need(self, child: Child) -> None:
         """Wait for the end of a service, and raise: what `Child.ready` does, or `ServiceError`."""
@@ -138,7 +121,7 @@ class Stack:
 
     async def _keep_draft(self) -> None:
         if "draft" not in self._plan.flags:
-            return
+            await asyncio.Event().wait()
         address = await self._children["draft"].ready()  # the address that the router has
         pause_s = FIRST_PAUSE_S
         while True:
@@ -170,17 +153,15 @@ class Stack:
             defaults=_TAKING_TURNS if takes_turns else None,
         )
         self._children[role] = child
+        if role != "draft":
+            self._needed.append(asyncio.create_task(self._need(child)))
         return child
 
 
 def _require_free(role: str, port: int) -> None:
     """Raise `ServiceError` for a port that the service `role` could not listen on; 0 is any."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ServiceError(
-                f"the {role} can't start: the address 127.0.0.1:{port} can't be listened on"
-                f" ({error.strerror})"
-            ) from None
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        what = f"127.0.0.1:{port} can't be listened on ({os.strerror(error.errno or 0)})"
+        raise ServiceError(f"the {role} can't start: the address {what}") from None

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,10 +65,8 @@ class StoreHeader:
 
 
 class NgramFile:
-    """A `core.draft.ngram.NgramStore` in a file. Immutable; processes share its pages.
-
-    Whatever a file holds, a lookup reads a bounded part of it.
-    """
+    """A `core.draft.ngram.NgramStore` in a file. Immutable; processes share its pages, and a lookup
+    reads a bounded part of it, whatever it holds."""
 
     def __init__(self, path: Path) -> None:
         """Raises `WeightsError` for what is no whole file of this format."""
@@ -115,10 +113,8 @@ class NgramFile:
         """Return the number of the context with this hash; None where it is not there."""
         bucket, fingerprint = code >> (64 - self._bits), code & 0xFFFFFFFF
         begin, end = self._buckets[bucket], self._buckets[bucket + 1]
-        for index in range(begin, min(end, begin + _LONGEST_BUCKET, len(self._fingerprints))):
-            if self._fingerprints[index] == fingerprint:
-                return index
-        return None
+        places = range(begin, min(end, begin + _LONGEST_BUCKET, len(self._fingerprints)))
+        return next((it for it in places if self._fingerprints[it] == fingerprint), None)
 
 
 class NgramStores:
@@ -141,10 +137,8 @@ class NgramStores:
         return None if store is None or store.header.vocab_size > vocab_size else store
 
 
-@cache
-def open_store(path: Path) -> NgramFile:
-    """Return the store in a file, mapped once in a process. Raises `WeightsError`."""
-    return NgramFile(path)
+open_store = cache(NgramFile)
+"""Store in a file, mapped once in a process."""
 
 
 def store_named(name: str, tokenizer_hash: str, *, vocab_size: int) -> NgramFile | None:
@@ -181,10 +175,7 @@ def context_hashes(latest: Sequence[int]) -> list[int]:
 
 def checksum(parts: Sequence[bytes | memoryview]) -> int:
     """Return the CRC-32 of all parts, one behind the other."""
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return crc
+    return reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0)
 
 
 def _read(path: Path) -> tuple[StoreHeader, list[memoryview]]:

@@ -111,7 +111,6 @@ def _number(value: int) -> int | str:
 
 
 def round_attributes(round_: Round) -> Attributes:
-    """Return attributes of the round's span."""
     return {
         "slipstream.round.index": round_.index,
         "slipstream.round.kind": round_.kind,
@@ -169,7 +168,6 @@ def proposed_attributes(proposal: Proposal) -> Attributes:
 
 
 def verdict_attributes(round_: Round) -> Attributes:
-    """Return attributes of the span of a verdict."""
     verdict = round_.verdict
     said: dict[str, Value] = {
         "slipstream.verdict.waited_ms": 1000 * round_.verifying_s,

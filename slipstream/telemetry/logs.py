@@ -9,9 +9,9 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from textwrap import indent
 
 from opentelemetry import trace
 
@@ -21,21 +21,19 @@ from slipstream.telemetry.traces import printable
 _OURS = "slipstream"
 _SAFE_ERRORS = (SlipstreamError, OSError, RuntimeError, MemoryError)
 """Errors whose texts don't quote callers; errors that are raised for a value may."""
+_MOST_ERRORS = 99
+"""Longest chain of errors that a line has."""
 _GRPC = "grpc._cython.cygrpc"
 _QUOTE = "Invalid encoding on %s"
 """Message of gRPC, with a traceback, about a header that is no UTF-8; it may be a bearer token."""
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
-
-
 _BOUND: ContextVar[dict[str, str | None] | None] = ContextVar("slipstream_log_ids", default=None)
 
 
 def bind(*, request_id: str | None = None, session_id: str | None = None) -> None:
-    """Add the ids to the lines of this task, and of tasks that it starts from now on.
-
-    An id that is None stays as it was.
-    """
+    """Add the ids to the lines of this task, and of tasks that it starts from now on. An id that is
+    None stays as it was."""
     before = _BOUND.get() or {}
     ids = {"request_id": request_id, "session_id": session_id}
     _BOUND.set({name: before.get(name) if value is None else value for name, value in ids.items()})
@@ -98,7 +96,7 @@ class JsonLines(logging.Formatter):
 def _details(record: logging.LogRecord) -> dict[str, str]:
     details = {}
     if record.exc_info and record.exc_info[1] is not None:
-        details["exception"] = "\n".join(_error_lines(record.exc_info[1], set()))
+        details["exception"] = _error_text(record.exc_info[1], set())
     if record.stack_info:
         details["stack"] = record.stack_info
     return details
@@ -122,40 +120,22 @@ def _message(record: logging.LogRecord) -> str:
         return f"a message that can't be made of its values ({type(error).__name__}): {text}"
 
 
-def _error_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
-    """Return an error with its causes, as Python prints them; errors of `seen` are left out."""
-    chain = [(error, "")]
+def _error_text(error: BaseException, seen: set[int]) -> str:
+    """Return an error behind its causes, as Python prints them; errors of `seen` are left out."""
     seen.add(id(error))
-    while (before := _cause(chain[-1][0])) and id(before[0]) not in seen:
-        chain.append(before)
-        seen.add(id(before[0]))
-    for link, what_follows in reversed(chain):
-        yield from _one_error(link, seen)
-        if what_follows:
-            yield f"\n{what_follows}\n"
-
-
-def _cause(error: BaseException) -> tuple[BaseException, str] | None:
-    """Return the cause of an error, and Python's words for it."""
-    if error.__cause__ is not None:
-        return error.__cause__, _CAUSED
-    if error.__context__ is not None and not error.__suppress_context__:
-        return error.__context__, _DURING
-    return None
-
-
-def _one_error(error: BaseException, seen: set[int]) -> Iterator[str]:
-    """Return the lines of an error, and of those of a group."""
+    before, what_follows = error.__cause__, _CAUSED
+    if before is None and not error.__suppress_context__:
+        before, what_follows = error.__context__, _DURING
+    parts = []
+    if before is not None and id(before) not in seen and len(seen) < _MOST_ERRORS:
+        parts += [_error_text(before, seen), f"\n{what_follows}\n"]
     if error.__traceback__ is not None:
-        yield "Traceback (most recent call last):"
-        yield from (line.rstrip("\n") for line in traceback.format_tb(error.__traceback__))
+        parts += ["Traceback (most recent call last):"]
+        parts += [line.rstrip("\n") for line in traceback.format_tb(error.__traceback__)]
     kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
-    yield f"{name}: {error}" if isinstance(error, _SAFE_ERRORS) else name
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    parts.append(f"{name}: {error}" if isinstance(error, _SAFE_ERRORS) else name)
     for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         if id(inner) not in seen:
-            yield from (
-                f"  | {line}" for text in _error_lines(inner, seen) for line in text.split("\n")
-            )
+            parts.append(indent(_error_text(inner, seen), "  | ", lambda line: True))
+    return "\n".join(parts)

@@ -12,6 +12,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 from opentelemetry.trace import NoOpTracer, Tracer
 
 SAMPLE_S = 1.0
+_NO_METER = NoOpMeter("slipstream")
 _LOG = logging.getLogger("slipstream.telemetry")
 
 Value = str | int | float | bool | Sequence[str]
@@ -52,9 +53,10 @@ class _Gauge:
 
 
 class Instruments:
-    """Every metric of one process, made when it is first used. For any thread."""
+    """Every metric of one process, made when it is first used. For any thread; without a meter
+    nothing reads them."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter = _NO_METER) -> None:
         self._meter = meter
         self._made: dict[str, Any] = {}
         self._totals: dict[tuple[str, tuple[tuple[str, Any], ...]], float] = {}
@@ -85,29 +87,19 @@ class Instruments:
         self._of(metric).record(value, attributes)
 
     def _of(self, metric: Metric) -> Any:
-        made = self._made.get(metric.name)
-        if made is None:
-            made = self._made[metric.name] = self._make(metric)
+        if (made := self._made.get(metric.name)) is not None:
+            return made
+        about: dict[str, Any] = {"unit": metric.unit, "description": metric.text}
+        if metric.kind is MetricKind.COUNTER:
+            made = self._meter.create_counter(metric.name, **about)
+        elif metric.kind is MetricKind.GAUGE:
+            made = _Gauge()
+            self._meter.create_observable_gauge(metric.name, [made.read], **about)
+        else:
+            about["explicit_bucket_boundaries_advisory"] = metric.buckets
+            made = self._meter.create_histogram(metric.name, **about)
+        self._made[metric.name] = made
         return made
-
-    def _make(self, metric: Metric) -> Any:
-        about = {"unit": metric.unit, "description": metric.text}
-        match metric.kind:
-            case MetricKind.COUNTER:
-                return self._meter.create_counter(metric.name, **about)
-            case MetricKind.GAUGE:
-                gauge = _Gauge()
-                self._meter.create_observable_gauge(metric.name, [gauge.read], **about)
-                return gauge
-            case MetricKind.HISTOGRAM:
-                return self._meter.create_histogram(
-                    metric.name, **about, explicit_bucket_boundaries_advisory=metric.buckets
-                )
-
-
-def no_instruments() -> Instruments:
-    """Return instruments that nothing reads."""
-    return Instruments(NoOpMeter("slipstream"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +107,7 @@ class Telemetry:
     """Telemetry of one process. By default nothing is exported."""
 
     tracer: Tracer = field(default_factory=NoOpTracer)
-    instruments: Instruments = field(default_factory=no_instruments)
+    instruments: Instruments = field(default_factory=Instruments)
     trace_rounds: int = 8
     """Rounds of a request that have spans: its first."""
 
@@ -140,7 +132,7 @@ async def sampled(
             take()
             await asyncio.sleep(SAMPLE_S)
 
-    sampling = asyncio.get_running_loop().create_task(keep_taking())
+    sampling = asyncio.create_task(keep_taking())
     try:
         yield
     finally:

@@ -13,23 +13,19 @@ _WEIGHT = 0.02
 """Weight of one round: averages are over about the last fifty."""
 
 
-def _average() -> Average:
-    return Average(0.0, num_values=0, weight=_WEIGHT)
-
-
 class RoundMetrics:
     """Counts of the rounds of one router."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
         self._counts: dict[Metric, Counter[str]] = {}
-        self._length, self._speculative_s = _average(), _average()
-        self._plain_s, self._verify_s = _average(), _average()
+        self._length, self._speculative_s, self._plain_s, self._verify_s = (
+            Average(0.0, num_values=0, weight=_WEIGHT) for _ in range(4)
+        )
         """Averages: tokens and seconds of a speculative round, seconds of a plain one and, the
         least that it can take, of a verification."""
 
     def record(self, round_: Round) -> None:
-        """Count a round that has its verdict."""
         self._learn(round_)
         if not self._instruments.are_exported:
             return
@@ -90,12 +86,11 @@ class RoundMetrics:
             self._plain_s.record(round_.verifying_s)  # and no waiting for a draft that is lost
         elif round_.kind == SPECULATIVE and verdict.finish_reason is None:
             # A last one is cut short for reasons of its own.
-            verify_s = round_.verifying_s
             self._length.record(len(verdict.tokens))
             self._speculative_s.record(round_.seconds)
-            self._verify_s.record(verify_s)
-            offer, timing = verdict.offer, verdict.timing
-            if offer is not None and offer.round_s:
+            self._verify_s.record(round_.verifying_s)
+            if verdict.offer is not None and verdict.offer.round_s:
                 # The target's own estimate, and the time on the way as it was.
-                way_s = 0.0 if timing is None else max(verify_s - timing.engine_s, 0.0)
-                self._plain_s.record(offer.round_s + way_s)
+                engine_s = round_.verifying_s if verdict.timing is None else verdict.timing.engine_s
+                way_s = max(round_.verifying_s - engine_s, 0.0)
+                self._plain_s.record(verdict.offer.round_s + way_s)

@@ -22,8 +22,6 @@ from slipstream.telemetry.attributes import (
 from slipstream.telemetry.carrier import carried, carrier_of
 from slipstream.telemetry.spans import record_error
 
-_Attributes = dict[str, Any]
-
 
 class SdkTelemetry:
     """Spans of a client's requests."""
@@ -34,7 +32,7 @@ class SdkTelemetry:
 
     def request(self, generation: Generation, *, address: str | None, is_stream: bool) -> "SdkSpan":
         """Return the span of a request to the router there, or to engines in this process."""
-        about: _Attributes = dict(request_attributes(generation, is_stream=is_stream))
+        about: dict[str, Any] = dict(request_attributes(generation, is_stream=is_stream))
         if address is not None:  # which of several addresses answers is not known
             several = {"server.address": address}
             about |= several if "," in address else server_attributes(address)
@@ -44,7 +42,7 @@ class SdkTelemetry:
 class SdkSpan:
     """One request, from its beginning to its last chunk, its error, or the moment it is left."""
 
-    def __init__(self, tracer: Tracer, about: _Attributes) -> None:
+    def __init__(self, tracer: Tracer, about: dict[str, Any]) -> None:
         """`about` are the attributes that are known before it begins."""
         self._tracer = tracer
         self._about = about
@@ -75,15 +73,20 @@ class SdkSpan:
         if not self._span.is_recording():
             return
         if self._num_tokens is None:
-            self._num_tokens = 0
             elapsed_s = time.perf_counter() - self._began_s
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", elapsed_s)
-        self._num_tokens += len(chunk.token_ids)
-        self._record(chunk)
+        self._num_tokens = (self._num_tokens or 0) + len(chunk.token_ids)
+        self.record_result(chunk)
 
-    def record_result(self, result: Result) -> None:
-        """Record all of the answer at once, which ends the span."""
-        self._record(result)
+    def record_result(self, part: Chunk | Result) -> None:
+        """Record all of the answer at once, which ends the span, or a part of it."""
+        if part.prompt is not None:
+            self._span.set_attributes(prompt_attributes(part.prompt))
+        if part.finish_reason is None:
+            return
+        if part.stats is not None:
+            self._span.set_attributes(stats_attributes(part.finish_reason, part.stats))
+        self._span.end()
 
     def record_error(self, error: BaseException) -> None:
         """End the span with an error. A request that its caller gives up is no failure."""
@@ -96,12 +99,3 @@ class SdkSpan:
     def record_cancelled(self) -> None:
         """End the span of a stream that is read no further."""
         self.record_error(GeneratorExit())
-
-    def _record(self, part: Chunk | Result) -> None:
-        if part.prompt is not None:
-            self._span.set_attributes(prompt_attributes(part.prompt))
-        if part.finish_reason is None:
-            return
-        if part.stats is not None:
-            self._span.set_attributes(stats_attributes(part.finish_reason, part.stats))
-        self._span.end()

@@ -19,7 +19,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracer, Tracer
 
@@ -27,7 +27,7 @@ from slipstream.config import are_local, otlp_endpoint
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.files import path_of
 from slipstream.telemetry.config import FILE, OTLP, TelemetryConfig
-from slipstream.telemetry.metric import Instruments, Telemetry, no_instruments
+from slipstream.telemetry.metric import Instruments, Telemetry
 
 _LOG = logging.getLogger("slipstream.telemetry")
 SCOPE = "slipstream"
@@ -97,38 +97,32 @@ def _tracer(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> 
     provider = TracerProvider(sampler, _resource(process), shutdown_on_exit=False)
     shutdowns.append(provider.shutdown)
     for name in config.traces:
-        exporter = _span_exporter(name, config, process.role)
-        delay_ms = _FILE_DELAY_MS if name.startswith(FILE) else None
-        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
+        if name.startswith(FILE):
+            from slipstream.telemetry.trace_file import FileSpanExporter
+
+            file = FileSpanExporter(path_of(name.removeprefix(FILE)), process.role)
+            processor = BatchSpanProcessor(file, schedule_delay_millis=_FILE_DELAY_MS)
+        else:
+            processor = BatchSpanProcessor(
+                _otlp_exporter(name, "trace", "OTLPSpanExporter", config)
+            )
+        provider.add_span_processor(processor)
     return provider.get_tracer(SCOPE, process.version)
 
 
 def _instruments(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> Instruments:
     address = config.metrics_place()
     if not config.metrics and address is None:
-        return no_instruments()
+        return Instruments()
     readers: list[MetricReader] = []
     if address is not None:  # first: the others begin to send when they are made
         readers.append(_prometheus_reader(*address, shutdowns))
-    interval_ms = config.metrics_interval_s * 1000
-    readers += [
-        PeriodicExportingMetricReader(
-            _otlp_exporter(name, "metric", "OTLPMetricExporter", config), interval_ms
-        )
-        for name in config.metrics
-    ]
+    for name in config.metrics:
+        exporter = _otlp_exporter(name, "metric", "OTLPMetricExporter", config)
+        readers.append(PeriodicExportingMetricReader(exporter, config.metrics_interval_s * 1000))
     provider = MeterProvider(readers, _resource(process), shutdown_on_exit=False)
     shutdowns.append(provider.shutdown)
     return Instruments(provider.get_meter(SCOPE, process.version))
-
-
-def _span_exporter(name: str, config: TelemetryConfig, role: str) -> SpanExporter:
-    if name.startswith(FILE):
-        from slipstream.telemetry.trace_file import FileSpanExporter
-
-        return FileSpanExporter(path_of(name.removeprefix(FILE)), role)
-    exporter: SpanExporter = _otlp_exporter(name, "trace", "OTLPSpanExporter", config)
-    return exporter
 
 
 def _otlp_exporter(name: str, kind: str, cls: str, config: TelemetryConfig) -> Any:

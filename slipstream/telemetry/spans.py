@@ -44,7 +44,6 @@ class Reply:
     timeline: Timeline
 
     def set(self, attributes: Attributes) -> None:
-        """Set attributes."""
         self.span.set_attributes(attributes)
 
     def part(self, name: str, start_s: float, end_s: float) -> None:
@@ -63,10 +62,8 @@ class Replies:
 
     @contextmanager
     def answering(self, name: str, carrier: Carrier | None) -> Iterator[Reply | None]:
-        """A span around a reply, current meanwhile; None where the message is not traced.
-
-        An error that passes is its status.
-        """
+        """A span around a reply, current meanwhile, whose status is an error that passes; None
+        where the message is not traced."""
         parent = parent_of(carrier)
         if parent is None:
             yield None

@@ -9,8 +9,8 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from slipstream.core.errors import InvalidRequest, check
 
 MAX_BYTES = 16 << 20
-_APPEND = os.O_RDWR | os.O_CREAT
 _IDS = ("traceId", "spanId", "parentSpanId")
 _LOG = logging.getLogger("slipstream.telemetry")
 
@@ -56,8 +55,7 @@ class FileSpanExporter(SpanExporter):
         self._is_failing = False
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _opened(self._path, _APPEND):
-                pass
+            _opened(self._path).close()
         except OSError as error:
             raise InvalidRequest(
                 f"traces can't be written to {self._path} ({error.strerror})"
@@ -67,12 +65,15 @@ class FileSpanExporter(SpanExporter):
         """Append the spans. The first failure of several is logged."""
         line = json.dumps(otlp_json(encode_spans(spans)), separators=(",", ":")).encode() + b"\n"
         try:
-            with _opened(self._path.parent, os.O_RDONLY) as directory:
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
                 fcntl.flock(directory, fcntl.LOCK_EX)  # released with the file
                 size = self._path.stat().st_size if self._path.exists() else 0
                 if size > 0 and size + len(line) > self._max_bytes:
                     self._path.rename(self._full)
                 _append(self._path, line)
+            finally:
+                os.close(directory)
         except OSError as error:
             if not self._is_failing:
                 _LOG.warning("traces can't be written to %s: %s", self._path, error.strerror)
@@ -82,26 +83,20 @@ class FileSpanExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    file = os.open(path, flags, 0o600)
-    try:
-        yield file
-    finally:
-        os.close(file)
+def _opened(path: Path) -> FileIO:
+    """Return a file to read and append to, made if it is missing; only its owner can read it."""
+    return FileIO(path, "a+", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _append(path: Path, line: bytes) -> None:
     """Write the whole line or nothing, in place of what a killed process left half-written."""
-    with _opened(path, _APPEND) as file:
-        end = os.fstat(file).st_size
-        if end and os.pread(file, 1, end - 1) != b"\n":
-            end = os.pread(file, end, 0).rfind(b"\n") + 1
-            os.ftruncate(file, end)
+    with _opened(path) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            end = file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
         try:
-            done = 0
-            while done < len(line):
-                done += os.pwrite(file, line[done:], end + done)
+            while line:
+                line = line[file.write(line) :]
         except OSError:
-            os.ftruncate(file, end)
+            file.truncate(end)
             raise

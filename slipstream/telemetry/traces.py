@@ -1,7 +1,5 @@
-"""Traces as plain values: read from files of OTLP/JSON lines, and chosen by request.
-
-Needs no OpenTelemetry.
-"""
+"""Traces as plain values, without OpenTelemetry: read from files of OTLP/JSON lines, and chosen by
+request."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,13 +12,7 @@ from slipstream.files import read_bytes
 
 REQUEST_ID = "gen_ai.response.id"
 _REQUESTS = "slipstream.rpc.v1.GenerationService/Generate"
-_STAGES = (
-    *("enter", "acquire", "encode", "prefill", "draft"),
-    *("verify", "between", "settle", "park", "close"),
-)
 _STAGE_PREFIX, _STAGE_SUFFIX = "slipstream.stage.", "_ms"
-
-
 _KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
 _STATUSES = ("unset", "ok", "error")
 """Names in the order of OTLP's numbers."""
@@ -46,12 +38,10 @@ class Span:
 
     @property
     def duration_ms(self) -> float:
-        """Duration in milliseconds."""
         return (self.end_ns - self.start_ns) / 1e6
 
     @property
     def has_failed(self) -> bool:
-        """Return whether it ended in an error."""
         return self.status == "error"
 
     @property
@@ -72,23 +62,16 @@ class Trace:
     """Ids of spans whose parent is not in the files: it is missing, or not there yet."""
 
     def stages(self) -> dict[str, float]:
-        """Return the request's stages in milliseconds, in order; unknown ones come last.
+        """Return the request's stages in milliseconds, in the order in which each first ended.
 
         They are totals over all rounds, and no two of them count the same moment.
         """
-        found = {
+        return {
             key.removeprefix(_STAGE_PREFIX).removesuffix(_STAGE_SUFFIX): float(value)
             for key, value in self.request.attributes.items()
             if key.startswith(_STAGE_PREFIX) and key.endswith(_STAGE_SUFFIX)
             if isinstance(value, int | float)
         }
-        names = [*(name for name in _STAGES if name in found), *sorted(found.keys() - set(_STAGES))]
-        return {name: found[name] for name in names}
-
-    def explained(self) -> float:
-        """Return the share of the request's wall time that its stages are, from 0 to 1."""
-        wall_ms = self.request.duration_ms
-        return min(1.0, sum(self.stages().values()) / wall_ms) if wall_ms > 0 else 1.0
 
 
 def printable(text: str) -> str:
@@ -137,11 +120,9 @@ def _tree(top: Span, spans: list[Span]) -> dict[str, tuple[Span, int]]:
 def read_spans(directory: Path) -> list[Span]:
     """Return every span in the directory's *.jsonl files, in order of writing within each.
 
-    A last line that is only half written is left out. Raises `InvalidRequest` for a directory or
-    file that can't be read, and for a line that is no line of traces.
+    A last line that is only half written is left out. Raises `InvalidRequest` for a file that can't
+    be read, and for a line that is no line of traces.
     """
-    if not directory.is_dir():
-        raise InvalidRequest(f"there is no directory {directory}")
     return [span for file in sorted(directory.glob("*.jsonl")) for span in _spans_of(file)]
 
 

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from slipstream.cli.main import exit_code
-from slipstream.client import (
-    Client,
-    Mode,
-    SamplingParams,
-    SpeculationOptions,
-    TokenOrigin,
-)
+from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, TokenOrigin
 from slipstream.core.types import FinishReason
 from support.models.tiny_checkpoint import tiny_llama
 from support.network.streams import busy, read, tokens_of

@@ -17,9 +17,8 @@ from slipstream.telemetry.attributes import (
 from slipstream.telemetry.carrier import carrier_in
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Attributes, Instruments, Telemetry
-from slipstream.telemetry.request_span import RequestSpan
+from slipstream.telemetry.request_span import RequestSpan, RoundTracer
 from slipstream.telemetry.round_metrics import RoundMetrics
-from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.spans import CANCELLED, GIVEN_UP
 
 ENTER = "enter"

@@ -139,10 +139,7 @@ def _search(values: Tensor, importance: Tensor) -> _Grid:
         error = grid.error(values, importance)
         is_better = error < least
         least = torch.where(is_better, error, least)
-        best = _Grid(
-            torch.where(is_better, grid.scale, best.scale),
-            torch.where(is_better, grid.minimum, best.minimum),
-        )
+        best = _Grid(*(torch.where(is_better, *pair) for pair in zip(grid, best, strict=True)))
     return best
 
 

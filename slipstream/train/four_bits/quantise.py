@@ -4,15 +4,18 @@ The file lies beside the weights that it was made of; native drafts read it in t
 Progress goes out through a callback.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide import GlideModel
@@ -34,14 +37,17 @@ from slipstream.revision import code_revision
 from slipstream.train.data import DataFile, padded_batches, split_heldout
 from slipstream.train.features import FeatureSet, TrainBatch
 from slipstream.train.four_bits.gptq import Q4Matrix, gptq
-from slipstream.train.four_bits.moments import InputMoments, input_moments, input_of
-from slipstream.train.glide import Frozen
+from slipstream.train.glide import Frozen, lag_mask, states
 from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts, generated_positions, lag_matches
 from slipstream.train.provenance import write_provenance
 from slipstream.train.run import borrowed, read_files
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"
 _BATCH_TOKENS = 4096
+_LAGS = (0, 1, 3)
+"""Numbers of newest target keys that are hidden while moments are taken, each in a pass."""
+_SHARED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+"""Linears, and those that stand for them, because both have the same input."""
 Progress = Callable[[str, int, int], None]
 """Called with (name of the stage, steps done, steps in all)."""
 
@@ -97,7 +103,12 @@ def quantise(run: QuantiseRun, *, progress: Progress) -> QuantiseOutcome:
     head, digest = blocks.pop(HEAD), rows_digest(as_array(draft.frozen.head))
     path = save_blocks(GlideBlocks(blocks, head, digest), folder)
     outcome = QuantiseOutcome(path, before, after)
-    place, revision, facts = folder / PROVENANCE_NAME, code_revision(), _facts(run, outcome)
+    facts: dict[str, Any] = {
+        name: {**asdict(found), "length": found.length}
+        for name, found in (("before", before), ("after", after))
+    }
+    facts |= {name: getattr(run, name) for name in ("num_conversations", "num_heldout", "seed")}
+    place, revision = folder / PROVENANCE_NAME, code_revision()
     write_provenance(place, text.files, command=run.command, revision=revision, facts=facts)
     return outcome
 
@@ -159,13 +170,68 @@ def _text(run: QuantiseRun, target: LoadedModel, layers: tuple[int, ...]) -> _Te
     return _Text(files, features, read, measured)
 
 
+def _input_of(name: str) -> str:
+    """Return the name of the parameter that stands for all of one input with that of `name`."""
+    module, _, kind = name.rpartition(".")
+    parent, _, linear = module.rpartition(".")
+    return f"{parent}.{_SHARED[linear]}.{kind}" if linear in _SHARED else name
+
+
+class InputMoments:
+    """Sums of x x^T over the inputs x of a draft's linears and of its head, by parameter."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, inputs: Tensor) -> None:
+        """Add inputs [n, d] of a parameter."""
+        self._sums[name] = self._sums.get(name, 0) + (inputs.T @ inputs).cpu().double()
+        self._counts[name] += len(inputs)
+
+    def mean(self, name: str) -> Tensor:
+        """Return E[x x^T] of the inputs of a parameter, [d, d] float64 on the CPU."""
+        source = _input_of(name)
+        return self._sums[source] / self._counts[source]
+
+
+@torch.inference_mode()
+def input_moments(model: GlideModel, frozen: Frozen, batches: Iterable[TrainBatch]) -> InputMoments:
+    """Return the moments of a float32 draft's inputs at the generated positions of `batches`, at
+    several lags within those that it was trained for."""
+    moments = InputMoments()
+    for batch in batches:
+        keep = generated_positions(batch).flatten()
+        with _inputs_to(moments, model, keep):
+            for lag in (lag for lag in _LAGS if lag < max(1, model.config.max_lag)):
+                mask = lag_mask(batch.ids.shape[1], lag, device=batch.ids.device)
+                final = states(model, frozen, batch, mask.expand(len(batch.ids), -1, -1, -1))
+                moments.add(HEAD, final.flatten(0, 1)[keep])
+    return moments
+
+
+@contextmanager
+def _inputs_to(moments: InputMoments, model: GlideModel, keep: Tensor) -> Iterator[None]:
+    """Have every forward of `model` add its linears' inputs at the positions that `keep` marks."""
+
+    def add(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        moments.add(name, inputs[0].flatten(0, 1)[keep])
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            weights = f"{name}.weight"
+            if isinstance(module, nn.Linear) and _input_of(weights) == weights:
+                hooks.enter_context(module.register_forward_pre_hook(partial(add, weights)))
+        yield
+
+
 def _rounded(
     matrices: Mapping[str, Tensor], moments: InputMoments, progress: Progress
 ) -> dict[str, Q4Matrix]:
     """Return the matrices in blocks; those of one input are rounded together."""
     groups: dict[str, list[str]] = {}
     for name in matrices:
-        groups.setdefault(input_of(name), []).append(name)
+        groups.setdefault(_input_of(name), []).append(name)
     rounded: dict[str, Q4Matrix] = {}
     for done, names in enumerate(groups.values(), start=1):
         found = gptq(torch.cat([matrices[name] for name in names]), moments.mean(names[0]))
@@ -184,16 +250,3 @@ def _measured(drafts: Sequence[_Draft], batches: Iterable[TrainBatch]) -> list[H
         for draft, own in zip(drafts, counts, strict=True):
             own.add(lag_matches(draft.model, draft.frozen, batch, CHAIN), generated)
     return [own.result() for own in counts]
-
-
-def _facts(run: QuantiseRun, outcome: QuantiseOutcome) -> dict[str, Any]:
-    before, after = (
-        {**asdict(heldout), "length": heldout.length} for heldout in (outcome.before, outcome.after)
-    )
-    return {
-        "num_conversations": run.num_conversations,
-        "num_heldout": run.num_heldout,
-        "seed": run.seed,
-        "before": before,
-        "after": after,
-    }

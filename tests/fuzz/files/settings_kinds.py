@@ -17,9 +17,9 @@ from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 from fuzz.files.kinds import Kind
 from fuzz.files.mutations import json_lines, some_bytes, toml
 from slipstream.bench.questions import read_questions
-from slipstream.cli.authority import CertificateOptions, make_certificates
+from slipstream.cli.certs import CertificateOptions, make_certificates
 from slipstream.cli.keys import add_key, remove_key
-from slipstream.cli.trace_view import page, summary
+from slipstream.cli.trace import page, summary
 from slipstream.config import load_config, load_settings
 from slipstream.files import read_token
 from slipstream.models.format.folder import all_or_nothing

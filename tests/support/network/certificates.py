@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cli.authority import (
+from slipstream.cli.certs import (
     AUTHORITY,
     CertificateOptions,
     cert_path,

@@ -10,9 +10,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Verdict
 from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.metric import Telemetry
-from slipstream.telemetry.request_span import RequestSpan
+from slipstream.telemetry.request_span import RequestSpan, RoundTracer
 from slipstream.telemetry.round_metrics import RoundMetrics
-from slipstream.telemetry.rounds import RoundTracer
 from support.models.hand_clock import HandClock
 from support.telemetry.listening import Listener
 

@@ -86,7 +86,7 @@ def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on(
     questions = [Question(number, "c", (f"q{number}", "more")) for number in range(3)]
 
     def ask(name):
-        return lambda question, most: log.append((name, question.question_id, most))
+        return lambda text, max_tokens: log.append((name, int(text[1:]), max_tokens))
 
     asks = {name: ask(name) for name in ("a", "b")}
     plan = TurnPlan(50, 1, questions=tuple(questions))

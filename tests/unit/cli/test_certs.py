@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509 import verification
 
-from slipstream.cli.authority import (
+from slipstream.cli.certs import (
     AUTHORITY,
     ROLES,
     CertificateOptions,
@@ -83,7 +83,7 @@ def test_what_no_certificate_can_say_is_refused(wanted, sentence):
 
 def test_without_its_library_it_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "slipstream.cli.authority")
+    monkeypatch.delitem(sys.modules, "slipstream.cli.certs")
     assert exit_code(["certs", "dev", str(tmp_path)]) == 2
     assert "pip install 'slipstream[serve]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.trace_view import page, rows, summary
+from slipstream.cli.trace import page, summary
 from slipstream.cli.up import traces_directory
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import find_trace, printable, read_spans
@@ -33,12 +33,18 @@ def test_what_spans_say_gives_a_terminal_no_orders(tmp_path):
 def test_bars_lie_where_their_spans_do_and_end_at_the_edge_of_the_page(tmp_path):
     to = write_trace(tmp_path)
     to.span("target", "late", (90, 5000), to.spans[1])
-    by_name = {row.span.name: row for row in rows(found(tmp_path))}
-    park, late = by_name["session.park"], by_name["late"]
-    assert park.offset_ms == 99
-    assert (park.left, park.width) == pytest.approx((99 / 102, 2 / 102))
-    assert late.left + late.width == 1
-    assert late.span.duration_ms == 4910
+    source = page(found(tmp_path))
+
+    def bar(name):
+        row = source[source.index(f'title="{name} (') :]
+        offset, took = re.findall(r'class="ms">([\d.]+)<', row)[:2]
+        left, width = re.search(r'<b style="left:([\d.]+)%;width:([\d.]+)%"', row).groups()
+        return (float(offset), float(took)), (float(left), float(width))
+
+    assert bar("session.park")[0] == (99, 2)
+    assert bar("session.park")[1] == pytest.approx((100 * 99 / 102, 100 * 2 / 102), rel=1e-3)
+    (_, took), (left, width) = bar("late")
+    assert (took, left + width) == pytest.approx((4910, 100), rel=1e-4)
 
 
 class Page(HTMLParser):

@@ -4,8 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
-from slipstream.cluster.scaling import LOAD, wanted_drafts, wanted_targets
+from slipstream.cluster.plan import (
+    LOAD,
+    ClusterPlan,
+    PoolPlan,
+    plan_from,
+    wanted_drafts,
+    wanted_targets,
+)
 from slipstream.cluster.service import ServiceLoad
 from slipstream.core.errors import InvalidRequest
 from support.telemetry.prometheus_names import exported

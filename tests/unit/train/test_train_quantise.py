@@ -16,8 +16,7 @@ from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.features import FeatureSet
-from slipstream.train.four_bits.moments import input_moments
-from slipstream.train.four_bits.quantise import PROVENANCE_NAME
+from slipstream.train.four_bits.quantise import PROVENANCE_NAME, input_moments
 from slipstream.train.glide import lag_mask, states
 from slipstream.train.heldout import generated_positions
 from slipstream.train.run import borrowed

@@ -5,12 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.dtypes import FLOAT32
