@@ -1,12 +1,13 @@
 """Sessions in Redis: any process that reaches it can go on with them.
 
-Each operation is one script there; see `scripts` for what is kept.
+Each operation is one script there; see `lua/session.lua` for what is kept.
 """
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.request.request import SessionRef
-from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW, packed, unpacked
+from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW
 from slipstream.state.store import (
     Bounds,
     Claim,
@@ -58,7 +59,8 @@ class RedisStore:
             facts = (opened.params, opened.tokenizer_hash, opened.arithmetic)
             opening = ("1", str(opened.num_prompt_tokens), *facts)
         ending = ("", "") if update.ending is None else ("1", update.ending)
-        args = (*self._held(lease), update.start, packed(update.tokens), *opening, *ending)
+        tokens = struct.pack(f"<{len(update.tokens)}I", *update.tokens)
+        args = (*self._held(lease), update.start, tokens, *opening, *ending)
         _check(lease, await self._redis.run(APPEND, self._keys(lease.session_id), args))
 
     async def renew(self, lease: StoreLease) -> None:
@@ -114,7 +116,7 @@ def _record(session_id: str, reply: list[Any]) -> Record:
         model,
         int(fence),
         StoredTurn(request_id, digest, int(prompt), params, ending),
-        tokens=unpacked(tokens),
+        tokens=struct.unpack(f"<{len(tokens) // 4}I", tokens),
         tokenizer_hash=tokenizer,
         arithmetic=arithmetic or None,
         target=target,
