@@ -31,7 +31,6 @@ from slipstream.core.request.prompt import (
     Prompt,
     PromptForm,
     are_ids,
-    check_num_bytes,
     checked_prompt,
 )
 from slipstream.parent_watch import watched_command
@@ -210,7 +209,6 @@ class ModelText:
             check_token_ids("the prompt", content, len(self.table))
             return tuple(content)
         request = prompt_request(content, form, last_token=last_token, max_tokens=max_tokens)
-        check_num_bytes(request.num_bytes, max_tokens)
         worker = self._workers[len(request.frame) >= LONG_PROMPT]
         _, body = await worker.ask(request)
         return tuple(array("I", body))
