@@ -25,9 +25,13 @@ from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.rpc.channel import metadata
-from slipstream.rpc.conversion.convert_generation import generation_to_pb, prompt_to_pb
+from slipstream.rpc.conversion.convert_generation import (
+    chunk_from_pb,
+    generation_to_pb,
+    prompt_to_pb,
+    result_from_pb,
+)
 from slipstream.rpc.conversion.convert_info import model_info_from_pb, server_info_from_pb
-from slipstream.rpc.conversion.convert_results import chunk_from_pb, result_from_pb
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
 

@@ -25,9 +25,13 @@ from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import check_tools_bytes
 from slipstream.rpc.conversion.convert_common import message_of
-from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
+from slipstream.rpc.conversion.convert_generation import (
+    chunk_to_pb,
+    generation_from_pb,
+    prompt_from_pb,
+    result_to_pb,
+)
 from slipstream.rpc.conversion.convert_info import model_info_to_pb
-from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
