@@ -28,9 +28,8 @@ from slipstream_router.replicas.pool import Pool, Sources
 from slipstream_router.replicas.probes import DraftProbe, TargetProbe
 from slipstream_router.replicas.replica import Hooks
 from slipstream_router.request_runner import RequestRunner, RouterState
-from slipstream_router.request_telemetry import RouterTelemetry
+from slipstream_router.request_telemetry import RouterTelemetry, WatchedStore
 from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
-from slipstream_router.watched_store import WatchedStore
 
 _LOG = logging.getLogger("slipstream.router")
 

@@ -18,7 +18,7 @@ from slipstream.rpc.service_options import (
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
-from slipstream_router.replicas.heartbeat import Heartbeat
+from slipstream_router.replicas.replica import Heartbeat
 
 MAX_FIELDS = 10_000
 """Most fields of a message to a router; prompts of `MAX_MESSAGES` and all options have fewer."""

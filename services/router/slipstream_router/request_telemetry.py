@@ -1,12 +1,15 @@
-"""Telemetry of the requests of a router: a span each, and metrics of all of them."""
+"""Telemetry of a router: of its requests, a span each and metrics of all, and of its store."""
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
 from slipstream.rpc.status import code_of
+from slipstream.state.store import Claim, Grant, Record, SessionStore, SessionUpdate, StoreLease
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import (
     operation_attributes,
@@ -34,6 +37,7 @@ _FROM_THE_START = (
     catalog.TARGET_LOSSES,
 )
 """Exported as 0 at first: an increase is one only of what was there."""
+R = TypeVar("R")
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -139,6 +143,54 @@ class RouterTelemetry:
             on_loss()
 
         return lost
+
+
+class WatchedStore:
+    """See `SessionStore`: one whose operations are timed."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        instruments: Instruments,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._store = store
+        self._instruments = instruments
+        self._clock = clock
+
+    async def acquire(self, claim: Claim) -> Grant:
+        return await self._watched("acquire", self._store.acquire(claim))
+
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
+        await self._watched("append", self._store.append(lease, update))
+
+    async def renew(self, lease: StoreLease) -> None:
+        await self._watched("renew", self._store.renew(lease))
+
+    async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
+        await self._watched("release", self._store.release(lease, target=target, draft=draft))
+
+    async def delete(self, session_id: str, owner: str) -> Record:
+        return await self._watched("delete", self._store.delete(session_id, owner))
+
+    async def count(self) -> int | None:
+        return await self._store.count()
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    async def _watched(self, operation: str, work: Awaitable[R]) -> R:
+        start_s, outcome = self._clock(), "ok"
+        try:
+            return await work
+        except BaseException as error:
+            outcome = type(error).__name__ if isinstance(error, SlipstreamError) else "other"
+            raise
+        finally:
+            if self._instruments.are_exported:
+                about = {"operation": operation, "outcome": outcome}
+                self._instruments.record(catalog.STORE_DURATION, self._clock() - start_s, about)
 
 
 def _status(error: BaseException | None) -> str:

@@ -24,9 +24,8 @@ from slipstream.files import path_of, read_text
 from slipstream.rpc.channel import Dialer, check_address
 from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
-from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.probes import D, Probe
-from slipstream_router.replicas.replica import Hooks, Replica
+from slipstream_router.replicas.replica import Heartbeat, Hooks, Replica
 
 POLL_S = 1.0
 DNS_POLL_S = 5.0

@@ -1,33 +1,33 @@
 """One replica: reached, described, followed by its health and its answers, lost and found.
 
-It is lost when its connection breaks, or when it is silent for too long: a stopped process keeps
-its connections.
+It is lost when its connection breaks, or when heartbeats get no answer for too long: a stopped
+process keeps its connections.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from slipstream.config import are_local
-from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
+from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, check, printable
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint
 from slipstream.rpc.v1 import common_pb2
-from slipstream_router.replicas.heartbeat import Heartbeat, while_both
 from slipstream_router.replicas.probes import D, Probe
 
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
+T = TypeVar("T")
 _WATCH = "/grpc.health.v1.Health/Watch"
 _LOG = logging.getLogger("slipstream.router")
 
@@ -38,6 +38,37 @@ class Hooks:
 
     on_change: Callable[[], None] = lambda: None
     forget: Callable[[str], None] = lambda address: None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Interval of heartbeats, and the silence after which a replica is lost."""
+
+    every_s: float = 1.0
+    limit_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        every_s, limit_s = self.every_s, self.limit_s
+        check(every_s > 0, "heartbeat_s", every_s, "above 0")
+        limit = f"at least the heartbeat's {every_s} s"
+        check(limit_s >= every_s, "replica_timeout_s", limit_s, limit)
+
+    async def follow(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Call `ask` for ever. Raises `Unavailable` without an answer in time, or as `ask` does."""
+        while True:
+            await self._answered(asyncio.get_running_loop().create_task(ask()))
+            await asyncio.sleep(self.every_s)
+
+    async def _answered(self, asking: asyncio.Task[None]) -> None:
+        """Beats are counted, not time: a router that was itself stopped for long has seen one."""
+        try:
+            for _ in range(round(self.limit_s / self.every_s)):
+                await asyncio.wait({asking}, timeout=self.every_s)
+                if asking.done():
+                    return await asking
+        finally:
+            asking.cancel()
+        raise Unavailable(f"it has not answered for {self.limit_s:g} s")
 
 
 class Replica(Generic[D]):
@@ -177,7 +208,7 @@ class Replica(Generic[D]):
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 health = await _read(watch)
-            await while_both(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
+            await _while_both(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
         finally:
             watch.cancel()
         return "it has ended the connection"
@@ -243,3 +274,16 @@ async def _read(watch: Any) -> health_pb2.HealthCheckResponse | None:
     """Return the next health response, None at the end; `InternalError` for other bytes."""
     answer, kind = await watch.read(), health_pb2.HealthCheckResponse
     return None if answer is grpc.aio.EOF else parsed(kind, answer, "it")
+
+
+async def _while_both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T]) -> T:
+    """Run both until either ends; what that one returned or raised. The other is cancelled."""
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(one), loop.create_task(other)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return await next(task for task in tasks if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
