@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
@@ -25,27 +25,6 @@ from slipstream.core.round import Clock, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
 from slipstream.core.types import FinishReason, ReplyTiming
-
-T = TypeVar("T")
-
-
-class TokenBuffer(Generic[T]):
-    """One item for each token; None for tokens of which nothing is known."""
-
-    def __init__(self, *, num_past: int, num_sent: int) -> None:
-        """`num_past` tokens were final before, of which nothing is known; `num_sent` were sent."""
-        self._items: list[T | None] = [None] * num_past
-        self._num_sent = num_sent
-
-    def add(self, items: Sequence[T | None]) -> None:
-        """Add the items of the tokens that follow those before."""
-        self._items += items
-
-    def send(self, num_tokens: int) -> tuple[T | None, ...]:
-        """Return the items of the next tokens that are sent."""
-        start = self._num_sent
-        self._num_sent += num_tokens
-        return tuple(self._items[start : self._num_sent])
 
 
 class Journal(Protocol):
@@ -91,8 +70,10 @@ class Run:
         self._past = self._stream.push(request.past)
         self._unsent_rounds: list[RoundTree] = []
         """Rounds whose tokens are not sent yet."""
-        self._origins = TokenBuffer[TokenOrigin](num_past=num_past, num_sent=num_sent)
-        self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
+        self._num_sent = num_sent
+        self._origins: list[TokenOrigin | None] = [None] * num_past
+        """One for each token of the output; of those that were final before nothing is known."""
+        self._logprobs: list[TokenLogprob | None] = [None] * num_past
         self._outcomes = Outcomes()
         self._num_cached = 0
         self._returns_logprobs = request.session.num_logprobs is not None
@@ -144,9 +125,10 @@ class Run:
         stats: RequestStats | None = None,
         prompt: PromptInfo | None = None,
     ) -> Chunk:
-        tokens = piece.tokens
-        origins = self._origins.send(len(tokens)) if self._request.with_origins else ()
-        known = self._logprobs.send(len(tokens)) if self._returns_logprobs else ()
+        tokens, start = piece.tokens, self._num_sent
+        self._num_sent = end = start + len(tokens)
+        origins = tuple(self._origins[start:end]) if self._request.with_origins else ()
+        known = tuple(self._logprobs[start:end]) if self._returns_logprobs else ()
         logprobs = with_texts(known, tokens, self._text.token_bytes) if known else ()
         rounds, self._unsent_rounds = tuple(self._unsent_rounds), []
         return Chunk(piece.text, tokens, reason, stats, prompt, origins, logprobs, rounds)
@@ -176,9 +158,9 @@ class Run:
         if self._request.with_rounds:
             self._unsent_rounds.append(round_tree(round_, self._text))
         if self._request.with_origins:
-            self._origins.add(origins_of(round_))
+            self._origins += origins_of(round_)
         if self._returns_logprobs:  # a target of another version may have none
-            self._logprobs.add(verdict.logprobs or (None,) * len(verdict.tokens))
+            self._logprobs += verdict.logprobs or (None,) * len(verdict.tokens)
         piece = self._stream.push(verdict.tokens)
         if piece.is_stopped:
             return piece, FinishReason.STOP

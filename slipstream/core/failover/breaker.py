@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from slipstream.core import errors
-from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.ports import Draft, Target
 from slipstream.core.round import Clock
 
@@ -25,13 +24,6 @@ class BreakerLimits:
     first_s: float = 0.5
     longest_s: float = 10.0
     """Every rest is twice as long as the one before, up to this."""
-
-    def __post_init__(self) -> None:
-        check(self.failures >= 1, "failures", self.failures, "at least 1")
-        if not 0 < self.first_s <= self.longest_s:
-            raise InvalidRequest(
-                f"rests of {self.first_s} to {self.longest_s} s are not above 0 and growing"
-            )
 
 
 _USUAL = BreakerLimits()
