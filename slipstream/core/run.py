@@ -23,7 +23,7 @@ from slipstream.core.request.results import (
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Clock, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
+from slipstream.core.text import Detokenizer, Piece, TextStream, joined
 from slipstream.core.types import FinishReason, ReplyTiming
 
 

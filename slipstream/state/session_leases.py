@@ -28,7 +28,7 @@ from slipstream.core.request.request import (
     make_request,
 )
 from slipstream.core.request.results import Chunk, Ending, PromptInfo
-from slipstream.core.text.text import Piece, TextStream, joined
+from slipstream.core.text import Piece, TextStream, joined
 from slipstream.core.types import Verification
 from slipstream.state.journal import StoreJournal
 from slipstream.state.store import Claim, Record, SessionStore, StoredTurn

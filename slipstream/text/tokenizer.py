@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
 from slipstream.core.request.prompt import Message
 from slipstream.core.request.tools import Tool
-from slipstream.core.text.text import check_unicode
+from slipstream.core.text import check_unicode
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, Now
 from slipstream.text.token_bytes import TokenTable

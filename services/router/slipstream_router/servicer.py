@@ -9,7 +9,13 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 import slipstream
-from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, check_token_ids
+from slipstream.core.errors import (
+    InvalidRequest,
+    NotBuilt,
+    PromptTooLong,
+    check_fits,
+    check_token_ids,
+)
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.model_info import (
     DrafterInfo,
@@ -23,7 +29,7 @@ from slipstream.core.request.prompt import check_num_bytes, check_num_messages
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
-from slipstream.core.request.tools import check_tools_bytes
+from slipstream.core.request.tools import MAX_TOOLS_BYTES
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.conversion.convert_generation import (
     chunk_to_pb,
@@ -225,7 +231,8 @@ def refuse_too_many(prompt: pb.Prompt, context_length: int) -> None:
             f"a prompt of {num_tokens} tokens exceeds the context of {context_length} tokens"
         )
     check_num_bytes(prompt.ByteSize(), context_length)
-    check_tools_bytes(sum(tool.ByteSize() for tool in prompt.tools))
+    num_bytes = sum(tool.ByteSize() for tool in prompt.tools)
+    check_fits("tools has", num_bytes, "bytes", MAX_TOOLS_BYTES)
 
 
 def refuse_unknown(message: Message) -> None:

@@ -13,16 +13,17 @@ from slipstream.core.errors import (
     PromptTooLong,
     UnsupportedCombination,
     check,
+    check_fits,
     check_token_ids,
 )
 from slipstream.core.grammar import Grammar
-from slipstream.core.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
+from slipstream.core.logprobs import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.profile import DraftFacts, Settings, resolve
 from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
-from slipstream.core.text.text import check_stop_strings, check_stop_tokens
+from slipstream.core.text import check_stop_strings, check_stop_tokens
 from slipstream.core.types import SamplingParams, Session
 
 DEFAULT_MAX_TOKENS = 256
@@ -202,7 +203,8 @@ def make_request(
     check_token_ids("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
     _check_abilities(ask, model, settings)
     if ask.prompt_logprobs:
-        check_num_prompt_logprobs(len(tokens), ask.num_logprobs or 0)
+        num_values, what = len(tokens) * (1 + (ask.num_logprobs or 0)), "log probabilities"
+        check_fits(f"a prompt of {len(tokens)} tokens has", num_values, what, MAX_PROMPT_LOGPROBS)
     tool_format = model.tool_format if model.has_grammars else None
     session = Session(
         session_id=session_id,

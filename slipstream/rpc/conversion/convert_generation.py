@@ -30,7 +30,7 @@ from slipstream.core.request.results import (
 )
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
-from slipstream.core.text.text import check_unicode
+from slipstream.core.text import check_unicode
 from slipstream.core.types import FinishReason
 from slipstream.rpc.conversion.convert_common import FINISH, message_of, value_from_pb
 from slipstream.rpc.v1 import generation_pb2 as pb

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from slipstream.config import are_local
 from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, check, printable
+from slipstream.core.inline import either
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
@@ -27,7 +28,6 @@ from slipstream_router.replicas.probes import D, Probe
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
-T = TypeVar("T")
 _WATCH = "/grpc.health.v1.Health/Watch"
 _LOG = logging.getLogger("slipstream.router")
 
@@ -208,7 +208,7 @@ class Replica(Generic[D]):
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 health = await _read(watch)
-            await _while_both(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
+            await either(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
         finally:
             watch.cancel()
         return "it has ended the connection"
@@ -274,16 +274,3 @@ async def _read(watch: Any) -> health_pb2.HealthCheckResponse | None:
     """Return the next health response, None at the end; `InternalError` for other bytes."""
     answer, kind = await watch.read(), health_pb2.HealthCheckResponse
     return None if answer is grpc.aio.EOF else parsed(kind, answer, "it")
-
-
-async def _while_both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T]) -> T:
-    """Run both until either ends; what that one returned or raised. The other is cancelled."""
-    loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(one), loop.create_task(other)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return await next(task for task in tasks if task.done())
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
