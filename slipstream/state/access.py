@@ -23,10 +23,10 @@ _KNOWN = ("sha256", *_LIMITS, "expires")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key as the file has it."""
+    """An API key as the file has it. Without a name it stands for no key, where none is needed."""
 
-    name: str
-    sha256: str
+    name: str = ""
+    sha256: str = ""
     """SHA-256 of the bearer token: 64 lower-case hexadecimal digits."""
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     expires: date | None = None
@@ -121,14 +121,6 @@ _PREFIX = "Bearer "
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """An API key and its permissions. The name is empty where no token is needed."""
-
-    name: str = ""
-    limits: QuotaLimits = field(default_factory=QuotaLimits)
-
-
 class Access:
     """Authentication by the keys of a file, which is read again when it changes.
 
@@ -151,13 +143,13 @@ class Access:
         if self._keys is not None and not self._keys.value:
             raise InvalidRequest(f"{path} has no key in it, so every request would be refused")
 
-    def check(self, metadata: Metadata | None) -> Key:
+    def check(self, metadata: Metadata | None) -> Entry:
         """Return the key of the bearer token. Raises `Unauthenticated` for a token of no key.
 
         Takes as long for every wrong token, so that none can be guessed bit by bit.
         """
         if self._keys is None:
-            return Key()
+            return Entry()
         if (now_s := self._clock()) - self._checked_s >= CHECK_S:
             self._checked_s = now_s
             self._keys.refresh()
@@ -168,7 +160,7 @@ class Access:
         entry = found[0]
         if entry.expires is not None and entry.expires <= self._today():
             raise Unauthenticated(f"the token of the key {entry.name!r} has expired")
-        return Key(entry.name, entry.limits)
+        return entry
 
 
 def _watched(path: Path) -> tuple[Entry, ...]:

@@ -67,7 +67,9 @@ class RedisQuotas:
             *(limits.max_concurrent or 0, round(RUNNING_RETRY_S * 1000)),
         ]
         try:
-            answer: list[Any] = await self._redis.run(_SCRIPT, self._keys(ticket.key), arguments)
+            name = f"{self._prefix}:quota:{{{ticket.key}}}"
+            keys = [f"{name}:{part}" for part in ("left", "running", "attempts")]
+            answer: list[Any] = await self._redis.run(_SCRIPT, keys, arguments)
         except Unavailable as error:
             if self._paused_until_s is None:
                 _LOG.warning("limits are counted by this router alone: %s", error)
@@ -77,7 +79,3 @@ class RedisQuotas:
             _LOG.info("limits are counted by all routers together again")
             self._paused_until_s = None
         return answer
-
-    def _keys(self, key: str) -> list[str]:
-        name = f"{self._prefix}:quota:{{{key}}}"
-        return [f"{name}:{part}" for part in ("left", "running", "attempts")]

@@ -79,14 +79,8 @@ async def _read(index: int, stream: OpenStream, queue: _Parts) -> None:
 async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield chunks as they come, each with the number of its stream. Raises what one raises.
 
-    One stream alone is read no faster than its chunks are taken; of several, one chunk of each
-    waits, and one more.
+    One chunk of each waits, and one more.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0].chunks()) as alone:
-            async for chunk in alone:
-                yield 0, chunk
-        return
     queue: _Parts = asyncio.Queue(1)
     tasks = [
         asyncio.create_task(_read(index, stream, queue)) for index, stream in enumerate(streams)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
-from slipstream.state.access import Key
+from slipstream.state.access import Entry
 from slipstream.state.quotas import Quotas, Ticket
 from slipstream.state.session_leases import request_name
 
@@ -30,7 +30,7 @@ class KeyLimits:
 
     @asynccontextmanager
     async def admitted(
-        self, key: Key, asked: Generation, remaining: Remaining
+        self, key: Entry, asked: Generation, remaining: Remaining
     ) -> AsyncIterator[Charge]:
         """Let a request run. Raises `LimitExceeded`, with the time until there is room again.
 

@@ -146,7 +146,11 @@ class RequestRunner:
             opening = Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
             journal.open(request.tokens, opening)
             options = self._options(call, record, placed, facts.kind)
-            on_loss = self._telemetry.counting_losses(journal.lost_target)
+
+            def on_loss() -> None:
+                self._telemetry.rounds.count(catalog.TARGET_LOSSES, amount=1)
+                journal.lost_target()
+
             replicas = RequestReplicas(self._fleet, placed, options, on_loss=on_loss)
             stack.push_async_callback(replicas.release, record.session_id)
             written = WriteBehind(journal)

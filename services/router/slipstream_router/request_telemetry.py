@@ -135,15 +135,6 @@ class RouterTelemetry:
                 span.set_attributes({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
             recorder.end(error)
 
-    def counting_losses(self, on_loss: Callable[[], None]) -> Callable[[], None]:
-        """Return `on_loss` with the loss of a target counted."""
-
-        def lost() -> None:
-            self.rounds.count(catalog.TARGET_LOSSES, amount=1)
-            on_loss()
-
-        return lost
-
 
 class WatchedStore:
     """See `SessionStore`: one whose operations are timed."""

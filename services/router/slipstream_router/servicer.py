@@ -41,7 +41,7 @@ from slipstream.rpc.conversion.convert_info import model_info_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
-from slipstream.state.access import Access, Key
+from slipstream.state.access import Access, Entry
 from slipstream.state.store import SessionStore
 from slipstream_router.limits import Admission, KeyLimits, num_tokens
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet
@@ -155,7 +155,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         await self._parts.runner.forget(SessionRef(request.session_id).session_id, key.name)
         return pb.DeleteSessionResponse()
 
-    def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Key:
+    def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Entry:
         """The caller, who owns the sessions that it begins. A `prompt` too large is not read."""
         key = self._parts.access.check(context.invocation_metadata())
         if prompt is not None:

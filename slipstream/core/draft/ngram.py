@@ -121,12 +121,10 @@ class OwnText:
             if start < 0:  # nor does anything longer occur
                 break
             end = start + n
-        return None if end < 0 else (ord(text[end]), _match(text, end))
-
-
-def _match(text: str, end: int) -> int:
-    """Return how many characters before `end` are those that `text` ends with."""
-    return common_prefix(text[max(end - LONGEST_MATCH, 0) : end][::-1], text[-LONGEST_MATCH:][::-1])
+        if end < 0:
+            return None
+        before = text[max(end - LONGEST_MATCH, 0) : end]
+        return ord(text[end]), common_prefix(before[::-1], text[-LONGEST_MATCH:][::-1])
 
 
 def _text_of(tokens: Sequence[int]) -> str:

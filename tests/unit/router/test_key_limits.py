@@ -9,7 +9,7 @@ import pytest
 from slipstream.core.errors import LimitExceeded
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, PromptInfo
-from slipstream.state.access import Key
+from slipstream.state.access import Entry
 from slipstream.state.quotas import MemoryQuotas, QuotaLimits
 from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits, num_tokens
 
@@ -34,7 +34,7 @@ class Counted(MemoryQuotas):
         await super().give_back(ticket, num_tokens)
 
 
-ALICE = Key("alice", QuotaLimits(tokens_per_minute=1000, max_concurrent=1))
+ALICE = Entry("alice", limits=QuotaLimits(tokens_per_minute=1000, max_concurrent=1))
 UNNAMED = Generation("x")
 NAMED = Generation("x", Ask(request_id="r"))
 

@@ -23,8 +23,6 @@ from slipstream.rpc.v1 import draft_pb2
 from slipstream.state.store import Record
 from slipstream_router.lease_keeper import KvLocation
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
-from slipstream_router.replicas.probes import DescribedDraft
-from slipstream_router.replicas.replica import Replica
 
 SEARCH_S = 0.1
 """Interval of searches for a target by a request without one."""
@@ -125,20 +123,19 @@ class RequestReplicas:
         return self._use_target(placed)
 
     def _choose_draft(self, excluded: Collection[str]) -> InUse[Draft] | None:
-        options = self._options
+        options, description = self._options, self._placed.model.description
         found = self._fleet.draft(
             self._placed, options.kind, sticky=options.sticky, excluded=excluded
         )
-        return None if found is None else self._use_draft(*found)
-
-    def _use_draft(self, replica: Replica[DescribedDraft], model: DescribedDraft) -> InUse[Draft]:
-        description = self._placed.model.description
+        if found is None:
+            return None
+        replica, model = found
         side = TargetSide(
             description.identity,
             description.layout,
             self._feed if model.reads_keys else lambda: None,
         )
-        draft = RemoteDraft(replica.peer, side, self._fenced(self._options.draft))
+        draft = RemoteDraft(replica.peer, side, self._fenced(options.draft))
         return InUse(replica.address, draft, draft.park)
 
     def _feed(self) -> draft_pb2.KvFeed | None:
