@@ -108,34 +108,6 @@ class ClientTls:
         return grpc.ssl_channel_credentials(ca, private_key=key, certificate_chain=cert)
 
 
-def server_tls(
-    tls_cert: Path | None, tls_key: Path | None, tls_client_ca: Path | None
-) -> ServerTls | None:
-    """Return the TLS of a service's options; None for no TLS. Raises `InvalidRequest`."""
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidRequest("tls_cert and tls_key go together only")
-    if tls_cert is None or tls_key is None:
-        if tls_client_ca is not None:
-            raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
-        return None
-    return ServerTls(tls_cert, tls_key, tls_client_ca)
-
-
-def peer_tls(
-    peer_ca: Path | None, peer_cert: Path | None, peer_key: Path | None, name: str | None = None
-) -> ClientTls | None:
-    """Return the TLS to a service's peers; `name` is the one that their certificates must carry."""
-    if (peer_cert is None) != (peer_key is None):
-        raise InvalidRequest("peer_cert and peer_key go together only")
-    if peer_ca is None:
-        if peer_cert is not None:
-            raise InvalidRequest("peer_cert and peer_key need peer_ca")
-        if name is not None:
-            raise InvalidRequest(f"the name {name!r} of replicas' certificates needs peer_ca")
-        return None
-    return ClientTls(peer_ca, peer_cert, peer_key, name)
-
-
 # Keys of gRPC for the alternative names and the common name of a subject.
 _NAMED_IN = ("peer_dns", "x509_common_name")
 
