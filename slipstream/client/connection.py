@@ -48,11 +48,9 @@ class Connection:
         return replace(self, options=replace(self.options, token=token))
 
     def channel(self, *, is_blocking: bool) -> "RouterChannel":
-        """Return a channel for threads, or one for asyncio."""
         return BlockingChannel(self) if is_blocking else AsyncChannel(self)
 
     def retries(self, timeout_s: float | None) -> Retries:
-        """Return the retries of one request, from now on."""
         return Retries(timeout_s, self.timeouts, clock=time.monotonic, draw=random.random)
 
 

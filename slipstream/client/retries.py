@@ -66,7 +66,6 @@ class Retries:
         return is_first
 
     def progressed(self) -> None:
-        """Record that something new has come."""
         self.trust()
         self._next_pause_s = self._timeouts.first_pause_s
         self._broke_at = None

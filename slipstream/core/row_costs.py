@@ -213,7 +213,6 @@ class Average:
         self._weight = weight
 
     def record(self, value: float) -> None:
-        """Take in one more value."""
         self._num_values += 1
         self.value += max(self._weight, 1 / self._num_values) * (value - self.value)
 

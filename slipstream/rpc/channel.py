@@ -75,7 +75,6 @@ def connect(address: str, options: ChannelOptions) -> grpc.aio.Channel:
 
 
 def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
-    """Return a channel for threads."""
     where, arguments = check_address(address), _arguments(address, options)
     if options.tls is None:
         return grpc.insecure_channel(where, options=arguments)
@@ -83,7 +82,6 @@ def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
 
 
 def metadata(options: ChannelOptions) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of every call."""
     if options.token is None:
         return ()
     return (("authorization", f"Bearer {options.token}"),)

@@ -91,7 +91,6 @@ class Leases:
 
     @property
     def num_active(self) -> int:
-        """Sessions with a running request."""
         return len(self._active)
 
     @property

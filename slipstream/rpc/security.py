@@ -96,7 +96,6 @@ class ClientTls:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return all files that are read."""
         return tuple(filter(None, (self.ca, self.cert, self.key)))
 
     def credentials(self) -> grpc.ChannelCredentials:

@@ -60,7 +60,6 @@ def check_name(name: str) -> str:
 
 
 def render(entry: Entry) -> str:
-    """Return a key as it stands in a file."""
     lines = [f"[keys.{entry.name}]", f'sha256 = "{entry.sha256}"']
     lines += [f"{name} = {limit}" for name, limit in entry.limits.given().items()]
     lines += [] if entry.expires is None else [f"expires = {entry.expires.isoformat()}"]

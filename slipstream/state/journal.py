@@ -51,7 +51,6 @@ class StoreJournal:
 
     @property
     def num_bytes(self) -> int:
-        """Memory for the tokens."""
         return self._tokens.itemsize * len(self._tokens)
 
     def open(self, tokens: Sequence[int], opening: Opening) -> None:

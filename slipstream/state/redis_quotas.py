@@ -26,7 +26,6 @@ class RedisQuotas:
     """`Quotas` of all routers that share a Redis. While it does not answer, each counts alone."""
 
     def __init__(self, redis: "RedisClient", *, prefix: str, clock: Callable[[], float]) -> None:
-        """`redis` is closed with this."""
         self._redis = redis
         self._prefix = prefix
         self._clock = clock

@@ -87,7 +87,6 @@ class Registry:
         return tuple(sorted(found))
 
     async def aclose(self) -> None:
-        """End connections. May be repeated."""
         await self._redis.aclose()
 
     async def _run(self, script: Script, role: ReplicaRole, *words: Any) -> Any:

@@ -90,7 +90,6 @@ class Record:
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Final tokens of the newest request's output."""
         start = self.turn.num_prompt_tokens
         return self.tokens[start:] if start else ()
 
@@ -234,7 +233,6 @@ def claim_refused(why: str, claim: Claim, *, model: str = "") -> SlipstreamError
 
 
 def session_refused(why: str, session_id: str) -> SlipstreamError:
-    """Return the error of an operation on a session."""
     return _ERRORS[why](f"session {session_id}")
 
 

@@ -73,7 +73,6 @@ class TextTokenizer:
 
     @property
     def chat_template(self) -> str:
-        """Return the template in Jinja; empty for none."""
         return self._parts.chat_template
 
     def __len__(self) -> int:
@@ -82,7 +81,6 @@ class TextTokenizer:
 
     @cached_property
     def vocab_hash(self) -> str:
-        """Return the `vocab_hash` of the tokens, those added included."""
         vocab = self._backend.get_vocab(with_added_tokens=True)
         del vocab[BREAK]
         return vocab_hash(vocab)
@@ -149,7 +147,6 @@ class TextTokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `TokenTable.token_bytes`."""
         return self.table.token_bytes(token_id)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:

@@ -180,7 +180,6 @@ class CompletionRequest(SharedRequest):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Return the prompts."""
         return list(self.prompt)
 
 

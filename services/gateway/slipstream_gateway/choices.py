@@ -23,12 +23,10 @@ class OpenStream:
 
     @property
     def prompt(self) -> PromptInfo:
-        """Return the facts that came with the first chunk."""
         assert self.first.prompt is not None
         return self.first.prompt
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Yield all chunks."""
         async with aclosing(self.rest):
             yield self.first
             async for chunk in self.rest:
@@ -102,7 +100,6 @@ async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chu
 
 
 async def texts_of(client: AsyncClient, body: CompletionRequest) -> list[str]:
-    """Return the texts of a completion's prompts."""
     return [
         prompt if isinstance(prompt, str) else await client.detokenize(prompt, model=body.model)
         for prompt in body.prompt

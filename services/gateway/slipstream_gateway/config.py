@@ -108,7 +108,6 @@ class HttpConfig:
             raise InvalidRequest("allowed_origins has * beside other origins")
 
     def host_and_port(self) -> tuple[str, int]:
-        """Return where to listen."""
         host, _, port = self.listen_address.rpartition(":")
         is_right = bool(host) and port.isdecimal() and int(port) < 65536
         check(is_right, "listen_address", self.listen_address, "HOST:PORT")
@@ -124,5 +123,4 @@ class HttpConfig:
         return peer.client(self.peer_router_name)
 
     def token(self) -> str | None:
-        """Return the token for requests that have none."""
         return None if self.token_file is None else read_token(self.token_file)

@@ -243,7 +243,6 @@ class ChunkEvents:
 
 
 def error_event(error: SlipstreamError) -> bytes:
-    """Return the event of an error."""
     return _event(http_error(error).body())
 
 

@@ -57,7 +57,6 @@ class TextWorker:
     """A worker process: started anew when it ends, and sent one request at a time. `close` it."""
 
     def __init__(self, load: WorkerRequest) -> None:
-        """Take the request by which it loads its model's files."""
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._process: Process | None = None
@@ -214,7 +213,6 @@ class ModelText:
         return tuple(array("I", body))
 
     async def aclose(self) -> None:
-        """End the workers."""
         for worker in self._workers:
             await worker.aclose()
 

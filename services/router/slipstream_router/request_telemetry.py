@@ -55,7 +55,6 @@ class RequestRecorder:
         self._num_tokens = 0
 
     def record_request(self, asked: Generation, *, is_stream: bool) -> None:
-        """Record a parsed request."""
         self._asked = asked
         if self.span.is_traced:
             self.span.set_attributes(request_attributes(asked, is_stream=is_stream))
@@ -84,7 +83,6 @@ class RequestRecorder:
             self.span.set_attributes(stats_attributes(chunk.finish_reason, chunk.stats))
 
     def end(self, error: BaseException | None) -> None:
-        """Record the end of the request."""
         self.rounds.end()
         self.span.set_attributes({"rpc.response.status_code": _status(error)})
         self.span.end(error)

@@ -105,7 +105,6 @@ class OwnText:
         self.tokens += tokens
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
         del self.tokens[length:]
         self._text = self._text[:length]
 

@@ -42,7 +42,6 @@ class Breakers:
         return frozenset(name for name in self._known if not self.may_ask(name))
 
     def may_ask(self, name: str) -> bool:
-        """Return whether a request may call it now."""
         breaker = self._known.get(name)
         return (
             breaker is None
@@ -83,7 +82,6 @@ class Attempt:
     _limits: BreakerLimits
 
     def succeeded(self) -> None:
-        """Count an answer."""
         breaker = self._known.get(self._name)
         if breaker is not None and (not breaker.is_open or breaker.trial is self):
             del self._known[self._name]

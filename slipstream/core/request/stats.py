@@ -107,7 +107,6 @@ class Outcomes:
         self._copied_accepted += Counter(round_.accepted_sources)
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
-        """The figures so far."""
         histogram, kept = dict(sorted(self._accepted.items())), self._copied_accepted
         return SpeculationStats(
             num_spec_steps=sum(histogram.values()),

@@ -132,7 +132,6 @@ def _message_from_pb(message: pb.ChatMessage) -> Message:
 
 
 def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
-    """The prompt, and how it is read."""
     match message.WhichOneof("content"):
         case "text":
             prompt: Prompt = message.text
@@ -193,7 +192,6 @@ def chunk_to_pb(chunk: Chunk) -> pb.GenerateStreamResponse:
 
 
 def chunk_from_pb(message: pb.GenerateStreamResponse) -> Chunk:
-    """A part of an answer."""
     reason, stats = None, None
     if message.HasField("finish"):
         reason, stats = _finish_from_pb(message.finish)
@@ -201,13 +199,11 @@ def chunk_from_pb(message: pb.GenerateStreamResponse) -> Chunk:
 
 
 def result_to_pb(result: Result) -> pb.GenerateResponse:
-    """Convert a whole answer."""
     finish = _finish_to_pb(result.finish_reason, result.stats)
     return message_of(pb.GenerateResponse, result, finish=finish)
 
 
 def result_from_pb(message: pb.GenerateResponse) -> Result:
-    """Convert a whole answer."""
     reason, stats = _finish_from_pb(message.finish)
     return value_from_pb(Result, message, finish_reason=reason, stats=stats)
 

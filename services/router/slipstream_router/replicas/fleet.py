@@ -55,7 +55,6 @@ class TargetNeeds:
     """See `DescribedTarget.arithmetic`; None for any."""
 
     def admits(self, model: DescribedTarget) -> bool:
-        """Return whether it would do."""
         same_numbering = self.tokenizer_hash in (None, model.tokenizer_hash)
         return same_numbering and self.arithmetic in (None, model.arithmetic)
 
@@ -135,7 +134,6 @@ class Fleet:
         return max(lengths)
 
     def num_targets(self, model_id: str) -> int:
-        """Target replicas that serve the model now."""
         return sum(model.name == model_id for _, model in _described(self._targets.ready()))
 
     def model_name(self, asked: str) -> str:

@@ -195,7 +195,6 @@ class Pool(Generic[D]):
         heartbeat: Heartbeat = _USUAL,
         hooks: Hooks = _NOBODY,
     ) -> None:
-        """`hooks` receive the changes of every replica."""
         self._source = source
         self._probe = probe
         self._dial = dial
@@ -210,7 +209,6 @@ class Pool(Generic[D]):
         return iter([*listed, *self._retired])
 
     def ready(self) -> list[Replica[D]]:
-        """Return the replicas that take requests."""
         return [replica for replica in self if replica.state is ReplicaState.READY]
 
     async def run(self) -> None:

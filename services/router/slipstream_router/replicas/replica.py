@@ -126,7 +126,6 @@ class Replica(Generic[D]):
 
     @property
     def info(self) -> ReplicaInfo:
-        """Return what the router reports of it."""
         return ReplicaInfo(
             role=self._probe.role,
             address=self.address,
@@ -168,7 +167,6 @@ class Replica(Generic[D]):
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def close(self) -> None:
-        """End its connections."""
         for channel in (self.channel, *self._outdated):
             await channel.close()
 
