@@ -100,8 +100,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         key, parts = self._enter(request, context, request.prompt), self._parts
         prompt, form = prompt_from_pb(request.prompt)
-        ask = Ask(raw=form.raw, allow_special_tokens=form.allow_special_tokens, tools=form.tools)
-        asked = Generation(prompt, ask, request.model)
+        asked = Generation(prompt, Ask(form=form), request.model)
         async with parts.limits.admitted(key, asked, self._remaining(context)) as charge:
             token_ids = await parts.runner.token_ids(asked)
             await charge(len(token_ids))

@@ -6,7 +6,7 @@ other languages, and not read back.
 """
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination, check
@@ -87,7 +87,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         speculation=speculation_from_pb(message.speculation),
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
-        **{field.name: getattr(form, field.name) for field in fields(form)},
+        form=form,
     )
 
 
