@@ -27,9 +27,9 @@ from slipstream_router.replicas.fleet import Fleet
 from slipstream_router.replicas.pool import Pool, Sources
 from slipstream_router.replicas.probes import DraftProbe, TargetProbe
 from slipstream_router.replicas.replica import Hooks
-from slipstream_router.request_runner import RequestRunner, RouterState
+from slipstream_router.request_runner import RequestRunner
 from slipstream_router.request_telemetry import RouterTelemetry, WatchedStore
-from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
+from slipstream_router.servicer import SERVICE, GenerationServicer
 
 _LOG = logging.getLogger("slipstream.router")
 
@@ -138,22 +138,24 @@ class Router:
         claims = SessionLeases(self._store, rules, next_fence=self._next_fence)
         return RequestRunner(
             self._fleet,
-            RouterState(claims, self._leases, NgramStores(config.ngrams)),
+            claims,
+            self._leases,
+            NgramStores(config.ngrams),
             self._admission,
-            config=config,
-            telemetry=self._request_telemetry,
+            config,
+            self._request_telemetry,
         )
 
     def _register(self) -> Callable[..., None]:
-        parts = Parts(
+        servicer = GenerationServicer(
             Access(self._config.key_file),
             KeyLimits(self._quotas),
             self._fleet,
             self._runner,
             self._store,
             self._admission,
+            self._request_telemetry,
         )
-        servicer = GenerationServicer(parts, self._request_telemetry)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
     async def _keep_up(self) -> None:

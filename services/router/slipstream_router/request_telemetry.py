@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.core.errors import SlipstreamError
@@ -134,52 +135,46 @@ class RouterTelemetry:
             recorder.end(error)
 
 
+@dataclass(frozen=True, slots=True)
 class WatchedStore:
     """See `SessionStore`: one whose operations are timed."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        instruments: Instruments,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._store = store
-        self._instruments = instruments
-        self._clock = clock
+    store: SessionStore
+    instruments: Instruments
+    clock: Callable[[], float] = time.perf_counter
 
     async def acquire(self, claim: Claim) -> Grant:
-        return await self._watched("acquire", self._store.acquire(claim))
+        return await self._watched("acquire", self.store.acquire(claim))
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        await self._watched("append", self._store.append(lease, update))
+        await self._watched("append", self.store.append(lease, update))
 
     async def renew(self, lease: StoreLease) -> None:
-        await self._watched("renew", self._store.renew(lease))
+        await self._watched("renew", self.store.renew(lease))
 
     async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
-        await self._watched("release", self._store.release(lease, target=target, draft=draft))
+        await self._watched("release", self.store.release(lease, target=target, draft=draft))
 
     async def delete(self, session_id: str, owner: str) -> Record:
-        return await self._watched("delete", self._store.delete(session_id, owner))
+        return await self._watched("delete", self.store.delete(session_id, owner))
 
     async def count(self) -> int | None:
-        return await self._store.count()
+        return await self.store.count()
 
     async def aclose(self) -> None:
-        await self._store.aclose()
+        await self.store.aclose()
 
     async def _watched(self, operation: str, work: Awaitable[R]) -> R:
-        start_s, outcome = self._clock(), "ok"
+        start_s, outcome = self.clock(), "ok"
         try:
             return await work
         except BaseException as error:
             outcome = type(error).__name__ if isinstance(error, SlipstreamError) else "other"
             raise
         finally:
-            if self._instruments.are_exported:
+            if self.instruments.are_exported:
                 about = {"operation": operation, "outcome": outcome}
-                self._instruments.record(catalog.STORE_DURATION, self._clock() - start_s, about)
+                self.instruments.record(catalog.STORE_DURATION, self.clock() - start_s, about)
 
 
 def _status(error: BaseException | None) -> str:

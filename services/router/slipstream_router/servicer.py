@@ -53,9 +53,9 @@ SERVICE = "slipstream.rpc.v1.GenerationService"
 GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Parts that serve the public API."""
+@dataclass(eq=False)
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """See `generation.proto`."""
 
     access: Access
     limits: KeyLimits
@@ -63,22 +63,11 @@ class Parts:
     runner: RequestRunner
     store: SessionStore
     admission: Admission
+    telemetry: RouterTelemetry
+    clock: Callable[[], float] = time.monotonic
 
-
-class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """See `generation.proto`."""
-
-    def __init__(
-        self,
-        parts: Parts,
-        telemetry: RouterTelemetry,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._parts = parts
-        self._telemetry = telemetry
-        self._clock = clock
-        self._started = clock()
+    def __post_init__(self) -> None:
+        self._started = self.clock()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         chunks: list[Chunk] = []
@@ -98,11 +87,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         await self._run(request, context, send, is_stream=True)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        key, parts = self._enter(request, context, request.prompt), self._parts
+        key = self._enter(request, context, request.prompt)
         prompt, form = prompt_from_pb(request.prompt)
         asked = Generation(prompt, Ask(form=form), request.model)
-        async with parts.limits.admitted(key, asked, self._remaining(context)) as charge:
-            token_ids = await parts.runner.token_ids(asked)
+        async with self.limits.admitted(key, asked, self._remaining(context)) as charge:
+            token_ids = await self.runner.token_ids(asked)
             await charge(len(token_ids))
         return pb.TokenizeResponse(token_ids=token_ids)
 
@@ -111,7 +100,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> pb.DetokenizeResponse:
         self._enter(request, context)
         check_name("model", request.model)
-        fleet = self._parts.fleet
+        fleet = self.fleet
         model = fleet.models()[fleet.model_name(request.model)].model
         limit = model.facts.context_length
         if len(request.token_ids) > limit:
@@ -126,7 +115,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> pb.GetModelInfoResponse:
         self._enter(request, context)
         check_name("model", request.model)
-        fleet = self._parts.fleet
+        fleet = self.fleet
         models = fleet.models()
         names = [fleet.model_name(request.model)] if request.model else sorted(models)
         infos = [model_info_to_pb(model_info(fleet, models[name])) for name in names]
@@ -136,14 +125,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GetServerInfoRequest, context: Any
     ) -> pb.GetServerInfoResponse:
         self._enter(request, context)
-        parts = self._parts
         info = ServerInfo(
             version=slipstream.__version__,
             protocol_version=PROTOCOL_VERSION,
-            uptime_s=self._clock() - self._started,
-            num_requests=parts.admission.num_requests,
-            num_sessions=await parts.store.count() or 0,
-            replicas=parts.fleet.infos(),
+            uptime_s=self.clock() - self._started,
+            num_requests=self.admission.num_requests,
+            num_sessions=await self.store.count() or 0,
+            replicas=self.fleet.infos(),
         )
         return message_of(pb.GetServerInfoResponse, info)
 
@@ -151,21 +139,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.DeleteSessionRequest, context: Any
     ) -> pb.DeleteSessionResponse:
         key = self._enter(request, context)
-        await self._parts.runner.forget(SessionRef(request.session_id).session_id, key.name)
+        await self.runner.forget(SessionRef(request.session_id).session_id, key.name)
         return pb.DeleteSessionResponse()
 
     def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Entry:
         """The caller, who owns the sessions that it begins. A `prompt` too large is not read."""
-        key = self._parts.access.check(context.invocation_metadata())
+        key = self.access.check(context.invocation_metadata())
         if prompt is not None:
-            refuse_too_many(prompt, self._parts.fleet.context_length())
+            refuse_too_many(prompt, self.fleet.context_length())
         refuse_unknown(request)
         return key
 
     async def _run(self, request: Any, context: Any, send: Send, *, is_stream: bool) -> None:
         """Run a request within the limits of its key; each chunk is counted before it is sent."""
-        method, parts = STREAM if is_stream else GENERATE, self._parts
-        with self._telemetry.request(method, context.invocation_metadata()) as recorder:
+        method = STREAM if is_stream else GENERATE
+        with self.telemetry.request(method, context.invocation_metadata()) as recorder:
             key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
             recorder.record_request(asked, is_stream=is_stream)
@@ -174,22 +162,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if asked.ask.with_rounds and not is_stream:
                 raise InvalidRequest("with_rounds is given, but Generate answers without rounds")
             remaining = self._remaining(context)
-            async with parts.limits.admitted(key, asked, remaining) as charge:
+            async with self.limits.admitted(key, asked, remaining) as charge:
 
                 async def counted(chunk: Chunk) -> None:
                     await charge(num_tokens(chunk))
                     recorder.record_chunk(chunk)
                     await send(chunk)
 
-                await parts.runner.run(RouterCall(asked, key.name, remaining, recorder, counted))
+                await self.runner.run(RouterCall(asked, key.name, remaining, recorder, counted))
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:
         """Seconds until the caller's deadline, also after the call has ended."""
         left = context.time_remaining()
         if left is None:
             return lambda: None
-        deadline = self._clock() + left
-        return lambda: deadline - self._clock()
+        deadline = self.clock() + left
+        return lambda: deadline - self.clock()
 
 
 def model_info(fleet: Fleet, placed: ChosenTarget) -> ModelInfo:
