@@ -179,7 +179,7 @@ def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> Fail
         return None if name in excluded else InUse(name, draft, park)
 
     failures = Failures(Breakers(clock, _AT_ONCE), Breakers(clock))
-    return FailoverDraft(choose, failures, vocab_size=vocab_size)
+    return FailoverDraft(choose=choose, failures=failures, vocab_size=vocab_size)
 
 
 async def _said_before(chunk: Chunk) -> AsyncGenerator[Chunk, None]:

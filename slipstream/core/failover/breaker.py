@@ -5,7 +5,7 @@ when it succeeds, all may use it again, and when it fails, the replica rests for
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -150,17 +150,19 @@ class Failures:
         return self.own.resting() | self.shared.resting()
 
 
+@dataclass(eq=False, kw_only=True)
 class FailoverProxy(Generic[P]):
     """A port of one request, over one replica after another."""
 
-    def __init__(self, failures: Failures, remaining: Callable[[], float | None]) -> None:
-        """`remaining` returns the seconds that the request has left, None without a limit."""
-        self._failures = failures
-        self._remaining = remaining
-        self._session_id = ""
-        self._used: InUse[P] | None = None
-        self._attempts: tuple[Attempt, ...] = ()
-        """Attempts at the replica: that of this request, and that of all of them."""
+    choose: Callable[[Collection[str]], InUse[P] | None]
+    """Return a replica that is not among the names given; None when there is none."""
+    failures: Failures
+    remaining: Callable[[], float | None] = lambda: None
+    """Return the seconds that the request has left; None without a limit."""
+    _session_id: str = ""
+    _used: InUse[P] | None = None
+    _attempts: tuple[Attempt, ...] = ()
+    """Attempts at the replica: that of this request, and that of all of them."""
 
     async def release(self, session_id: str) -> None:
         """See `core.ports`."""
@@ -183,7 +185,7 @@ class FailoverProxy(Generic[P]):
     def _use(self, used: InUse[P] | None) -> None:
         self._used = used
         if used is not None:
-            failures = self._failures
+            failures = self.failures
             self._attempts = failures.own.begin(used.name), failures.shared.begin(used.name)
 
     def _succeeded(self) -> None:
@@ -198,7 +200,7 @@ class FailoverProxy(Generic[P]):
 
     def _is_over(self, used: InUse[P]) -> bool:
         """Return whether the request itself has ended: its time is up, or it released the port."""
-        remaining_s = self._remaining()
+        remaining_s = self.remaining()
         return self._used is not used or (remaining_s is not None and remaining_s <= 0)
 
     def _let_go(self) -> InUse[P] | None:

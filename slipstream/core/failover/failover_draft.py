@@ -9,11 +9,11 @@ another one, which reads the text and the target's keys and values anew.
 import logging
 import math
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest, SlipstreamError, check_fits
-from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
+from slipstream.core.failover.breaker import FailoverProxy, InUse
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import CONTEXT
@@ -37,8 +37,6 @@ _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
     (errors.InvalidRequest, "invalid"),
     (errors.SessionError, "session"),
 )
-Choose = Callable[[Collection[str]], InUse[Draft] | None]
-"""Return a draft that is not among the names given; None when there is none."""
 Leave = Callable[[str, Collection[str]], bool]
 """Return whether to leave the draft of this name for one that is not among the names given."""
 LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
@@ -46,28 +44,17 @@ LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
 next draft would have to read."""
 
 
+@dataclass(eq=False, kw_only=True)
 class FailoverDraft(FailoverProxy[Draft]):
     """`core.ports.Draft` of one request, over one replica after another."""
 
-    def __init__(
-        self,
-        choose: Choose,
-        failures: Failures,
-        *,
-        vocab_size: int,
-        remaining: Callable[[], float | None] = lambda: None,
-        leave: Leave = lambda name, excluded: False,
-    ) -> None:
-        """`remaining` returns the seconds that the request has left, None without a limit."""
-        super().__init__(failures, remaining)
-        self._choose = choose
-        self._leave = leave
-        self._vocab_size = vocab_size
-        self._reason = NO_DRAFT
-        self._num_proposals = 0
-        """Proposals since it was checked whether to leave the draft."""
-        self._logged: set[tuple[str, type[Exception]]] = set()
-        """Failures that were logged: a draft that keeps failing is tried again and again."""
+    vocab_size: int
+    leave: Leave = lambda name, excluded: False
+    _reason: str = NO_DRAFT
+    _num_proposals: int = 0
+    """Proposals since it was checked whether to leave the draft."""
+    _logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
+    """Failures that were logged: a draft that keeps failing is tried again and again."""
 
     @property
     def used(self) -> str | None:
@@ -82,7 +69,7 @@ class FailoverDraft(FailoverProxy[Draft]):
             return _without_draft(plan, Proposal(fallback=self._reason))
         try:
             proposal = await used.port.propose(sequence, plan)
-            _check(session, plan, proposal, vocab_size=self._vocab_size)
+            _check(session, plan, proposal, vocab_size=self.vocab_size)
         except Exception as error:  # any failure of reading its answer
             await self._lose(used, error)
             return _without_draft(plan, Proposal(fallback=self._reason))
@@ -106,13 +93,13 @@ class FailoverDraft(FailoverProxy[Draft]):
         if self._num_proposals < max(LEAVE_ROUNDS, len(sequence) / LEAVE_TOKENS):
             return used
         self._num_proposals = 0
-        if not self._leave(used.name, self._failures.resting()):
+        if not self.leave(used.name, self.failures.resting()):
             return used
         await self._end(self._let_go())
         return self._take(used.name)
 
     def _take(self, *left: str) -> InUse[Draft] | None:
-        self._use(self._choose(self._failures.resting().union(left)))
+        self._use(self.choose(self.failures.resting().union(left)))
         return self._used
 
     async def _lose(self, used: InUse[Draft], error: Exception) -> None:

@@ -5,12 +5,12 @@ The next replica gets all final tokens and the round that was lost, and returns 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from slipstream.core import errors
 from slipstream.core.errors import CapacityError, SlipstreamError
-from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
+from slipstream.core.failover.breaker import FailoverProxy, InUse
 from slipstream.core.ports import Target
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Verdict, Verification
@@ -30,39 +30,24 @@ MAX_INTERNAL_ERRORS = 4
 """Internal errors of one request, which may cause them. Fewer than a target endures in a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """Search for another target."""
-
-    choose: Callable[[Collection[str]], InUse[Target] | None]
-    """Return one that is not among the names given; None when there is none."""
-    pause: Callable[[], Awaitable[None]]
-    """Wait a little: there may be others then."""
-    remaining: Callable[[], float | None]
-    """Return the seconds that the request has left; None for no limit."""
-    wait_s: float = 30.0
-    """Longest time that a request waits for a target when all are lost."""
-
-
+@dataclass(eq=False, kw_only=True)
 class FailoverTarget(FailoverProxy[Target]):
     """`core.ports.Target` of one request, over one replica after another."""
 
-    def __init__(
-        self,
-        first: InUse[Target],
-        search: Search,
-        failures: Failures,
-        *,
-        on_loss: Callable[[], None],
-    ) -> None:
-        """`on_loss` is called for every target that is lost."""
-        super().__init__(failures, search.remaining)
-        self._search = search
-        self._on_loss = on_loss
-        self._use(first)
-        self._full: set[str] = set()
-        """Targets without room for the round that is verified."""
-        self._num_losses = self._num_internal_errors = 0
+    first: InUse[Target]
+    pause: Callable[[], Awaitable[None]]
+    """Wait a little: there may be other targets then."""
+    on_loss: Callable[[], None]
+    """Called for every target that is lost."""
+    wait_s: float = 30.0
+    """Longest time that a request waits for a target when all are lost."""
+    _full: set[str] = field(default_factory=set)
+    """Targets without room for the round that is verified."""
+    _num_losses: int = 0
+    _num_internal_errors: int = 0
+
+    def __post_init__(self) -> None:
+        self._use(self.first)
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`. Raises the last replica's error without another one."""
@@ -93,27 +78,24 @@ class FailoverTarget(FailoverProxy[Target]):
         if isinstance(error, CapacityError):
             # A full replica is alive: waiting for it is the caller's choice, trying each is ours.
             self._full.add(lost.name)
-            found = self._choose(self._full)
+            found = self.choose(self.failures.resting() | self._full)
         else:
             found = await self._found()
         if found is None:
             raise error
         if not isinstance(error, CapacityError):
-            self._on_loss()
+            self.on_loss()
             _LOG.warning("target %s is lost, %s goes on: %s", lost.name, found.name, error)
         self._use(found)
 
     async def _found(self) -> InUse[Target] | None:
         """Return another target as soon as there is one; None when there was none for long."""
-        remaining_s = self._remaining()
-        wait_s = self._search.wait_s
+        remaining_s = self.remaining()
+        wait_s = self.wait_s
         try:
             async with asyncio.timeout(wait_s if remaining_s is None else min(wait_s, remaining_s)):
-                while (found := self._choose()) is None:
-                    await self._search.pause()
+                while (found := self.choose(self.failures.resting())) is None:
+                    await self.pause()
         except TimeoutError:
             return None
         return found
-
-    def _choose(self, full: Collection[str] = ()) -> InUse[Target] | None:
-        return self._search.choose(self._failures.resting().union(full))

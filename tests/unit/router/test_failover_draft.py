@@ -63,7 +63,11 @@ class World:
         self.shared = Breakers(lambda: self.now, at_once)
         failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
         self.draft = FailoverDraft(
-            self.choose, failures, vocab_size=50, remaining=lambda: self.remaining, leave=self.leave
+            choose=self.choose,
+            failures=failures,
+            remaining=lambda: self.remaining,
+            vocab_size=50,
+            leave=self.leave,
         )
         self._caller = ByDeltas(self.draft)
 

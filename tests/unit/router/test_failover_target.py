@@ -8,7 +8,6 @@ from slipstream.core.failover.failover_target import (
     MAX_INTERNAL_ERRORS,
     MAX_LOSSES,
     FailoverTarget,
-    Search,
 )
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
@@ -55,8 +54,15 @@ class World:
         limits = BreakerLimits(failures=1)
         self.shared = shared or Breakers(lambda: self.now, BreakerLimits())
         failures = Failures(Breakers(lambda: self.now, limits), self.shared)
-        search = Search(self.choose, self.pause, lambda: self.remaining, wait_s)
-        self.target = FailoverTarget(_used(self.first), search, failures, on_loss=self.lost)
+        self.target = FailoverTarget(
+            choose=self.choose,
+            failures=failures,
+            remaining=lambda: self.remaining,
+            first=_used(self.first),
+            pause=self.pause,
+            on_loss=self.lost,
+            wait_s=wait_s,
+        )
         self.sequence = TokenSequence(SESSION, [0, 1, 2])
 
     def choose(self, excluded):

@@ -12,7 +12,7 @@ from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
-from slipstream.core.failover.failover_target import FailoverTarget, Search
+from slipstream.core.failover.failover_target import FailoverTarget
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Session
@@ -65,14 +65,15 @@ class RequestReplicas:
         self._attempts = count()
         self._failover: FailoverDraft | None = None
         self.draft: Draft = LookupDraft(self._drafter(), options.store)
-        search = Search(
-            self._choose_target,
-            lambda: asyncio.sleep(SEARCH_S),
-            options.target.remaining,
-            options.target_wait_s,
+        self.target = FailoverTarget(
+            choose=self._choose_target,
+            failures=self._failures(),
+            remaining=options.target.remaining,
+            first=self._use_target(placed),
+            pause=lambda: asyncio.sleep(SEARCH_S),
+            on_loss=on_loss,
+            wait_s=options.target_wait_s,
         )
-        first = self._use_target(placed)
-        self.target = FailoverTarget(first, search, self._failures(), on_loss=on_loss)
 
     async def park(self, ttl_s: float, location: KvLocation) -> None:
         """Park the session on draft and target; record where."""
@@ -90,8 +91,8 @@ class RequestReplicas:
         if options.kind == NGRAM.kind:
             return NgramDraft(options.store)
         self._failover = FailoverDraft(
-            self._choose_draft,
-            self._failures(),
+            choose=self._choose_draft,
+            failures=self._failures(),
             vocab_size=self._placed.model.facts.vocab_size,
             remaining=options.draft.remaining,
             leave=lambda address, excluded: self._fleet.relieve(
