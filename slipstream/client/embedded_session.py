@@ -11,7 +11,7 @@ from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import SessionBusy
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import DraftFacts
@@ -178,8 +178,8 @@ def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> Fail
     def choose(excluded: Collection[str]) -> InUse[Draft] | None:
         return None if name in excluded else InUse(name, draft, park)
 
-    failures = Failures(Breakers(clock, _AT_ONCE), Breakers(clock))
-    return FailoverDraft(choose=choose, failures=failures, vocab_size=vocab_size)
+    own, shared = Breakers(clock, _AT_ONCE), Breakers(clock)
+    return FailoverDraft(choose=choose, own=own, shared=shared, vocab_size=vocab_size)
 
 
 async def _said_before(chunk: Chunk) -> AsyncGenerator[Chunk, None]:

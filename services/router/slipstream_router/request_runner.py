@@ -33,7 +33,6 @@ from slipstream_router.limits import Admission, Remaining
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream_router.replicas.probes import DescribedTarget
 from slipstream_router.replicas.request_replicas import (
-    RequestReplicaOptions,
     RequestReplicas,
     free_parked,
 )
@@ -130,13 +129,12 @@ class RequestRunner:
             model = placed.model
             opening = Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
             journal.open(request.tokens, opening)
-            options = self._options(call, record, placed, facts.kind)
 
             def on_loss() -> None:
                 self.telemetry.rounds.count(catalog.TARGET_LOSSES, amount=1)
                 journal.lost_target()
 
-            replicas = RequestReplicas(self.fleet, placed, options, on_loss=on_loss)
+            replicas = self._replicas(call, record, placed, facts.kind, on_loss)
             stack.push_async_callback(replicas.release, record.session_id)
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
@@ -206,9 +204,14 @@ class RequestRunner:
         again = place(excluded=resting())
         return again if again.model.facts == model.facts else placed, request, facts
 
-    def _options(
-        self, call: RouterCall, record: Record, placed: ChosenTarget, kind: str
-    ) -> RequestReplicaOptions:
+    def _replicas(
+        self,
+        call: RouterCall,
+        record: Record,
+        placed: ChosenTarget,
+        kind: str,
+        on_loss: Callable[[], None],
+    ) -> RequestReplicas:
         config, remaining, model = self.config, call.remaining, placed.model
         target = CallOptions(
             record.fence,
@@ -219,14 +222,16 @@ class RequestRunner:
             owner=owner_digest(record.owner),
         )
         times = (config.draft_round_timeout_s, config.draft_token_timeout_s)
-        draft = CallOptions(record.fence, *times, remaining, owner=target.owner)
-        return RequestReplicaOptions(
-            target,
-            draft,
-            kind,
+        return RequestReplicas(
+            fleet=self.fleet,
+            placed=placed,
+            to_target=target,
+            to_draft=CallOptions(record.fence, *times, remaining, owner=target.owner),
+            kind=kind,
             sticky=record.draft,
             target_wait_s=config.target_wait_s,
             store=self.ngrams.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size),
+            on_loss=on_loss,
         )
 
 

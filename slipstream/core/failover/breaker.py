@@ -138,25 +138,16 @@ class InUse(Generic[P]):
     """Keep the session for that many seconds, for its next turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Replicas that failed lately: in this request, and in all requests."""
-
-    own: Breakers
-    shared: Breakers
-
-    def resting(self) -> frozenset[str]:
-        """Return the names of those that are not to be used now."""
-        return self.own.resting() | self.shared.resting()
-
-
 @dataclass(eq=False, kw_only=True)
 class FailoverProxy(Generic[P]):
     """A port of one request, over one replica after another."""
 
     choose: Callable[[Collection[str]], InUse[P] | None]
     """Return a replica that is not among the names given; None when there is none."""
-    failures: Failures
+    own: Breakers
+    """Replicas that failed lately in this request."""
+    shared: Breakers
+    """Those that failed lately in all requests."""
     remaining: Callable[[], float | None] = lambda: None
     """Return the seconds that the request has left; None without a limit."""
     _session_id: str = ""
@@ -185,8 +176,10 @@ class FailoverProxy(Generic[P]):
     def _use(self, used: InUse[P] | None) -> None:
         self._used = used
         if used is not None:
-            failures = self.failures
-            self._attempts = failures.own.begin(used.name), failures.shared.begin(used.name)
+            self._attempts = self.own.begin(used.name), self.shared.begin(used.name)
+
+    def _resting(self) -> frozenset[str]:
+        return self.own.resting() | self.shared.resting()
 
     def _succeeded(self) -> None:
         for attempt in self._attempts:

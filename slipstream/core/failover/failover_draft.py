@@ -93,13 +93,13 @@ class FailoverDraft(FailoverProxy[Draft]):
         if self._num_proposals < max(LEAVE_ROUNDS, len(sequence) / LEAVE_TOKENS):
             return used
         self._num_proposals = 0
-        if not self.leave(used.name, self.failures.resting()):
+        if not self.leave(used.name, self._resting()):
             return used
         await self._end(self._let_go())
         return self._take(used.name)
 
     def _take(self, *left: str) -> InUse[Draft] | None:
-        self._use(self.choose(self.failures.resting().union(left)))
+        self._use(self.choose(self._resting().union(left)))
         return self._used
 
     async def _lose(self, used: InUse[Draft], error: Exception) -> None:

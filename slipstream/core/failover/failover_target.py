@@ -78,7 +78,7 @@ class FailoverTarget(FailoverProxy[Target]):
         if isinstance(error, CapacityError):
             # A full replica is alive: waiting for it is the caller's choice, trying each is ours.
             self._full.add(lost.name)
-            found = self.choose(self.failures.resting() | self._full)
+            found = self.choose(self._resting() | self._full)
         else:
             found = await self._found()
         if found is None:
@@ -94,7 +94,7 @@ class FailoverTarget(FailoverProxy[Target]):
         wait_s = self.wait_s
         try:
             async with asyncio.timeout(wait_s if remaining_s is None else min(wait_s, remaining_s)):
-                while (found := self.choose(self.failures.resting())) is None:
+                while (found := self.choose(self._resting())) is None:
                     await self.pause()
         except TimeoutError:
             return None

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from slipstream.core import errors
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, InUse
 from slipstream.core.failover.failover_draft import (
     LEAVE_ROUNDS,
     LEAVE_TOKENS,
@@ -61,10 +61,10 @@ class World:
         self.crowded = set()
         self.checked = []
         self.shared = Breakers(lambda: self.now, at_once)
-        failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
         self.draft = FailoverDraft(
             choose=self.choose,
-            failures=failures,
+            own=Breakers(lambda: self.now, at_once),
+            shared=self.shared,
             remaining=lambda: self.remaining,
             vocab_size=50,
             leave=self.leave,

@@ -3,7 +3,7 @@
 import pytest
 
 from slipstream.core import errors
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, InUse
 from slipstream.core.failover.failover_target import (
     MAX_INTERNAL_ERRORS,
     MAX_LOSSES,
@@ -53,10 +53,10 @@ class World:
         self.num_losses = self.num_pauses = 0
         limits = BreakerLimits(failures=1)
         self.shared = shared or Breakers(lambda: self.now, BreakerLimits())
-        failures = Failures(Breakers(lambda: self.now, limits), self.shared)
         self.target = FailoverTarget(
             choose=self.choose,
-            failures=failures,
+            own=Breakers(lambda: self.now, limits),
+            shared=self.shared,
             remaining=lambda: self.remaining,
             first=_used(self.first),
             pause=self.pause,
