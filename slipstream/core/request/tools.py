@@ -58,6 +58,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
+        """Return the schema of its arguments."""
         return json_object(self.parameters, f"the schema of tool {self.name}")
 
 
