@@ -91,11 +91,6 @@ class Outcomes:
         proposal = round_.proposal
         if proposal.fallback is not None:
             self._fallbacks[proposal.fallback] += 1
-        if not 0 <= round_.num_accepted <= round_.depth <= round_.num_nodes:
-            raise ValueError(
-                f"{round_.num_accepted} accepted of depth {round_.depth}"
-                f" of {round_.num_nodes} nodes"
-            )
         if round_.num_nodes == 0:
             self._num_plain_steps += 1
             return

@@ -49,8 +49,6 @@ def ordered_top(scores: Floats, k: int) -> tuple[Floats, NDArray[np.int64]]:
     The k-th largest of the maxima of disjoint blocks bounds the k-th value from below, and is
     cheap; everything tied with the k-th value reaches it. The few that do are sorted.
     """
-    if k < 1:
-        raise ValueError(f"the {k} best tokens were asked for, but must be at least 1")
     size = len(scores)
     k = min(k, size)
     num_blocks = size // _BLOCK
