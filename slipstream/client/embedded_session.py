@@ -9,10 +9,10 @@ from itertools import count
 
 from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import SessionBusy
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, InUse
-from slipstream.core.failover.failover_draft import FailoverDraft
+from slipstream.core.failover import FailoverDraft
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.ports import Draft, Target

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 
-from slipstream.core.failover.breaker import Breakers
+from slipstream.core.breaker import Breakers
 from slipstream.core.inline import before
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores

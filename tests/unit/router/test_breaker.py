@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.failover.breaker import Attempt, BreakerLimits, Breakers
+from slipstream.core.breaker import Attempt, BreakerLimits, Breakers
 
 LIMITS = BreakerLimits(failures=3, first_s=0.5, longest_s=10.0)
 OUTCOMES = {"fail": Attempt.failed, "succeed": Attempt.succeeded, "end": Attempt.end}

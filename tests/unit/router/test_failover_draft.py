@@ -7,8 +7,8 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from slipstream.core import errors
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, InUse
-from slipstream.core.failover.failover_draft import (
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
+from slipstream.core.failover import (
     LEAVE_ROUNDS,
     LEAVE_TOKENS,
     FailoverDraft,

@@ -3,8 +3,8 @@
 import pytest
 
 from slipstream.core import errors
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, InUse
-from slipstream.core.failover.failover_target import (
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
+from slipstream.core.failover import (
     MAX_INTERNAL_ERRORS,
     MAX_LOSSES,
     FailoverTarget,

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from slipstream.core.breaker import Breakers
 from slipstream.core.errors import (
     InvalidRequest,
     ModelNotFound,
     Unavailable,
     UnsupportedCombination,
 )
-from slipstream.core.failover.breaker import Breakers
 from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.profile import NGRAM, DraftFacts
 from slipstream.core.request.request import NO_DRAFTER

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import count
 
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
 from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import SlipstreamError, Unavailable
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, InUse
-from slipstream.core.failover.failover_draft import FailoverDraft
-from slipstream.core.failover.failover_target import FailoverTarget
+from slipstream.core.failover import FailoverDraft, FailoverTarget
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Session
