@@ -1,13 +1,16 @@
-"""Renews session leases of running requests, and stores late what could not be stored in time."""
+"""Renews session leases of running requests, and stores their tokens: a round behind, and late
+where the store was silent."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.core.errors import Unavailable
+from slipstream.core.errors import SlipstreamError, Unavailable
+from slipstream.core.request.results import Continuity, Ending
+from slipstream.core.run import Journal
 from slipstream.state.journal import StoreJournal
 from slipstream.state.session_leases import AcquiredSession
 
@@ -118,3 +121,51 @@ class LeaseKeeper:
         self._late.add(task)
         task.add_done_callback(self._late.discard)
         return task
+
+
+class WriteBehind:
+    """A journal that is written while its request goes on. `settled` before tokens are sent."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pending: list[int] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._error: SlipstreamError | None = None
+
+    async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
+        """See `core.run.Journal.keep`; only the last tokens are waited for here."""
+        if ending is not None:
+            await self.settled()
+            return await self._journal.keep(tokens, ending)
+        self._raise()
+        self._pending += tokens
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+        return None
+
+    def continuity(self) -> Continuity:
+        return self._journal.continuity()
+
+    async def settled(self) -> None:
+        """Wait until everything is kept, or known not to be. Raises what `keep` does."""
+        await self.finish()
+        self._raise()
+
+    async def finish(self) -> None:
+        """Wait for the last write, and ignore its error."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    async def _write(self) -> None:
+        try:
+            while self._pending:
+                tokens, self._pending = self._pending, []
+                await self._journal.keep(tokens, None)
+        except SlipstreamError as error:
+            self._error = error
+        finally:
+            self._writing = None
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -3,12 +3,14 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from slipstream.core.errors import SessionBusy, Unavailable
+from slipstream.core.inline import ended
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import Generation, Request
 from slipstream.core.request.results import Chunk
@@ -26,9 +28,8 @@ from slipstream.state.session_leases import (
 )
 from slipstream.state.store import Opening, Record
 from slipstream.telemetry import catalog
-from slipstream_router.ahead import WriteBehind, one_ahead
 from slipstream_router.config import RouterConfig
-from slipstream_router.lease_keeper import LeaseKeeper
+from slipstream_router.lease_keeper import LeaseKeeper, WriteBehind
 from slipstream_router.limits import Admission, Remaining
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream_router.replicas.probes import DescribedTarget
@@ -42,6 +43,7 @@ _FORGET_LIMIT_S = 2.0
 _LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
 """Longest wait for a turn that was left, and time between two looks at it."""
 
+T = TypeVar("T")
 Send = Callable[[Chunk], Awaitable[None]]
 """Sends a chunk to the caller, and returns when there is room for the next one."""
 
@@ -242,3 +244,26 @@ async def _encoded(
     return await model.text.encode(
         asked.prompt, asked.ask.form, max_tokens=longest, last_token=last_token
     )
+
+
+async def one_ahead(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """The items; the next one is begun before one is given out, and made meanwhile: no more than
+    one is ahead."""
+
+    async def make() -> T | None:
+        return await anext(items, None)
+
+    async with aclosing(items):
+        making = asyncio.create_task(make())
+        try:
+            # To await the task itself would hand every cancellation on to it.
+            await asyncio.wait({making})
+            while (item := making.result()) is not None:
+                making = asyncio.create_task(make())
+                await asyncio.sleep(0)  # in this turn of the loop the round is planned,
+                await asyncio.sleep(0)  # and in this one a task sends its first message
+                yield item
+                await asyncio.wait({making})
+        finally:
+            making.cancel()
+            await ended(making)
