@@ -245,10 +245,7 @@ class Client(_ClientBase, Closing):
 
 
 class ApplicationTelemetry:
-    """Telemetry of the application's own OpenTelemetry, if it has set one up.
-
-    Loads OpenTelemetry only where the application has: without it nothing is recorded.
-    """
+    """Telemetry of the application's OpenTelemetry, loaded only where that is set up."""
 
     def __init__(self) -> None:
         self._telemetry: ClientTelemetry | None = None

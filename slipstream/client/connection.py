@@ -57,10 +57,7 @@ class Connection:
 def connection(
     address: str, *, token: str | None, tls: ClientTls | bool | None, retries: bool
 ) -> Connection:
-    """Return a connection.
-
-    Raises `InvalidRequest` for an address that is none, and for a token in the clear.
-    """
+    """Return a connection. Raises `InvalidRequest` for no address, and for a token in the clear."""
     trusted = ClientTls() if tls is True else tls or None
     target = router_target(address)
     has_several = target.startswith(("ipv4:", "ipv6:")) and "," in target

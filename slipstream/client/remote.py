@@ -185,10 +185,7 @@ class _RemoteStream:
 
 
 def _pause_after(error: grpc.RpcError, retries: Retries, request: str) -> float:
-    """Return the seconds after which to send a request again that failed so.
-
-    Raises what the error stands for where it is not sent again.
-    """
+    """Return the seconds to the next try of what failed so. Raises where there is none."""
     known = error_from(error)
     timeout_s = retries.timeout_s
     if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):

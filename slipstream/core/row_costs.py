@@ -1,8 +1,4 @@
-"""Cost of a round by the number of tokens that it verifies, how many pay, and a request's prices
-and pace.
-
-Pure arithmetic: times are given.
-"""
+"""Cost of a round by the tokens that it verifies, how many pay, and a request's prices and pace."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Connections to services: limits, keepalive, credentials.
-
-A lost peer is found within 15 seconds by keepalive, on idle connections too.
-"""
+"""Connections to services. A lost peer is found within 15 seconds, on idle connections too."""
 
 import json
 from dataclasses import dataclass

@@ -121,10 +121,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class Access:
-    """Authentication by the keys of a file, which is read again when it changes.
-
-    Without a file, no token is needed.
-    """
+    """Authentication by the keys of a file, read again on changes; without one all may call."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Sessions in the memory of one process: the default, and the model of what Redis does.
-
-No operation ever waits, so that code without an event loop can use it as well.
-"""
+"""Sessions in the memory of one process, without a wait: the model of what Redis does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

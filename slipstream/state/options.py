@@ -1,7 +1,4 @@
-"""The `store_*` options of a service, checked, and the endpoint that its URL names.
-
-Reads the password's file; opens no connection.
-"""
+"""The `store_*` options of a service, checked, and the endpoint that its URL names."""
 
 import re
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Quotas of API keys, counted in Redis for all routers; by each router for itself without it.
-
-One script does everything, so that it is atomic; times are those of Redis.
-"""
+"""Quotas of API keys, counted in Redis for all routers; by each router for itself without it."""
 
 import logging
 import math

@@ -1,7 +1,4 @@
-"""Sessions in Redis: any process that reaches it can go on with them.
-
-Each operation is one script there; see `lua/session.lua` for what is kept.
-"""
+"""Sessions in Redis, each operation a script; see `lua/session.lua` for what is kept."""
 
 import struct
 from typing import TYPE_CHECKING, Any

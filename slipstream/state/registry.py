@@ -1,7 +1,4 @@
-"""Live replicas in Redis: one that announces itself is listed until it leaves or falls silent.
-
-One hash per role; each script is atomic, and times are those of Redis.
-"""
+"""Live replicas in Redis: one that announces itself is listed until it leaves or falls silent."""
 
 import asyncio
 import json

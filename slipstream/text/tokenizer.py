@@ -36,10 +36,7 @@ class TokenizerParts(NamedTuple):
 
 
 class TextTokenizer:
-    """A tokenizer and the chat template of a model.
-
-    Nothing of it changes after it is made, so any number of threads may use it at once.
-    """
+    """A tokenizer and the chat template of a model. Any number of threads may use it at once."""
 
     def __init__(self, parts: TokenizerParts, backend: Tokenizer, template: ChatTemplate) -> None:
         """See `from_parts`; `backend` must be this instance's own, and without truncation."""

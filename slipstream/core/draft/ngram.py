@@ -1,7 +1,4 @@
-"""Sources of n-grams: a session's own text and stores, and how often their guesses hold.
-
-Knows token ids only: neither files nor drafts.
-"""
+"""Sources of n-grams: a session's own text and stores, and how often their guesses hold."""
 
 import sys
 from array import array

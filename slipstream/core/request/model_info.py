@@ -1,7 +1,4 @@
-"""Abilities and limits of a model, from the tables that requests are checked with.
-
-An engine's owner fills the facts in; what follows from them is computed here.
-"""
+"""Abilities and limits of a model, from the tables that requests are checked with."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""Prompts: text, messages or token ids. Form only.
-
-Without tokenizer, chat template and wire. Errors go into logs, so they quote no prompt.
-"""
+"""Prompts: text, messages or token ids. Errors go into logs, so they quote no prompt."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Requests that can run, made of callers' options: everything that can be refused is here.
-
-It uses descriptions of models and drafts, neither their places nor text.
-"""
+"""Requests that can run, made of callers' options: everything that can be refused is here."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Speculation statistics of a request: sums and a histogram of all rounds, and the newest ones.
-
-Field names are those of vLLM's per-request acceptance metrics. Without a clock and an exporter.
-"""
+"""Speculation statistics of a request. Names are those of vLLM's per-request acceptance metrics."""
 
 from collections import Counter, deque
 from collections.abc import Mapping

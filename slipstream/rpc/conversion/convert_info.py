@@ -1,8 +1,4 @@
-"""Conversion of descriptions: of models and routers both ways, of targets and drafts from the wire.
-
-`x_from_pb` raises `InvalidRequest` for what is no such value; facts of replicas are checked here,
-before any use.
-"""
+"""Descriptions of models, routers, targets and drafts; those of replicas are checked here."""
 
 import math
 from collections.abc import Iterator
