@@ -5,10 +5,10 @@ A server looks at its files at each handshake; a caller's connection keeps those
 
 import re
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import grpc
 
@@ -111,13 +111,6 @@ class ClientTls:
 _NAMED_IN = ("peer_dns", "x509_common_name")
 
 
-class Caller(Protocol):
-    """Facts of a call by which its caller is known."""
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return gRPC's facts about the caller."""
-
-
 @dataclass(frozen=True, slots=True)
 class Callers:
     """Admits callers whose certificate carries one of `names`; all where there are none."""
@@ -126,12 +119,12 @@ class Callers:
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further names that may call a method, by the last part of its name."""
 
-    def check(self, method: str, caller: Caller) -> None:
+    def check(self, method: str, context: Any) -> None:
         """Raise `PermissionDenied` for others. The method is /PACKAGE.SERVICE/NAME."""
         if not self.names:
             return
         wanted = (*self.names, *self.more.get(method.rpartition("/")[2], ()))
-        shown = caller.auth_context()
+        shown = context.auth_context()
         theirs = [
             name.decode("utf-8", "replace") for part in _NAMED_IN for name in shown.get(part, ())
         ]
