@@ -185,7 +185,7 @@ class TextTokenizer:
 
     def try_template(self) -> None:
         """Find how the chat template takes messages, so that the first prompt need not wait."""
-        self._template.try_out()
+        _ = self._template.roles_in_parts
 
 
 def vocab_hash(vocab: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
+from typing import cast
 
 from slipstream.core.breaker import Breakers
 from slipstream.core.inline import before
@@ -17,12 +18,12 @@ from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_
 from slipstream.state.access import Access
 from slipstream.state.factory import open_quotas, open_store
 from slipstream.state.session_leases import KeepRules, SessionLeases
-from slipstream.state.store import Bounds
+from slipstream.state.store import Bounds, SessionStore
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream_router.config import ALLOW, RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
-from slipstream_router.limits import Admission, KeyLimits
+from slipstream_router.limits import Admission
 from slipstream_router.replicas.fleet import Fleet
 from slipstream_router.replicas.pool import Pool, Sources
 from slipstream_router.replicas.probes import DraftProbe, TargetProbe
@@ -124,13 +125,11 @@ class Router:
     def _refuse(self) -> None:
         self._admission.is_draining = True
 
-    def _open_store(self) -> WatchedStore:
+    def _open_store(self) -> SessionStore:
         config, options = self._config, self._config.store
         bounds = Bounds(config.lease_s, config.max_sessions, config.max_sessions_bytes)
-        return WatchedStore(
-            open_store(options, bounds, time.monotonic, next_fence=self._next_fence),
-            self._telemetry.instruments,
-        )
+        store = open_store(options, bounds, time.monotonic, next_fence=self._next_fence)
+        return cast("SessionStore", WatchedStore(store, self._telemetry.instruments))
 
     def _make_runner(self) -> RequestRunner:
         config = self._config
@@ -149,7 +148,7 @@ class Router:
     def _register(self) -> Callable[..., None]:
         servicer = GenerationServicer(
             Access(self._config.key_file),
-            KeyLimits(self._quotas),
+            self._quotas,
             self._fleet,
             self._runner,
             self._store,

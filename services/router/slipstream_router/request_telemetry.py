@@ -4,13 +4,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
 from slipstream.rpc.status import code_of
-from slipstream.state.store import Claim, Grant, Record, SessionStore, SessionUpdate, StoreLease
+from slipstream.state.store import SessionStore
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import (
     operation_attributes,
@@ -38,7 +39,6 @@ _FROM_THE_START = (
     catalog.TARGET_LOSSES,
 )
 """Exported as 0 at first: an increase is one only of what was there."""
-R = TypeVar("R")
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -137,43 +137,28 @@ class RouterTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class WatchedStore:
-    """See `SessionStore`: one whose operations are timed."""
+    """A `SessionStore` whose operations on sessions are timed."""
 
     store: SessionStore
     instruments: Instruments
     clock: Callable[[], float] = time.perf_counter
 
-    async def acquire(self, claim: Claim) -> Grant:
-        return await self._watched("acquire", self.store.acquire(claim))
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.store, name)
+        return operation if name in ("count", "aclose") else partial(self._watched, name, operation)
 
-    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        await self._watched("append", self.store.append(lease, update))
-
-    async def renew(self, lease: StoreLease) -> None:
-        await self._watched("renew", self.store.renew(lease))
-
-    async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
-        await self._watched("release", self.store.release(lease, target=target, draft=draft))
-
-    async def delete(self, session_id: str, owner: str) -> Record:
-        return await self._watched("delete", self.store.delete(session_id, owner))
-
-    async def count(self) -> int | None:
-        return await self.store.count()
-
-    async def aclose(self) -> None:
-        await self.store.aclose()
-
-    async def _watched(self, operation: str, work: Awaitable[R]) -> R:
+    async def _watched(
+        self, name: str, operation: Callable[..., Awaitable[Any]], *args: Any, **options: Any
+    ) -> Any:
         start_s, outcome = self.clock(), "ok"
         try:
-            return await work
+            return await operation(*args, **options)
         except BaseException as error:
             outcome = type(error).__name__ if isinstance(error, SlipstreamError) else "other"
             raise
         finally:
             if self.instruments.are_exported:
-                about = {"operation": operation, "outcome": outcome}
+                about = {"operation": name, "outcome": outcome}
                 self.instruments.record(catalog.STORE_DURATION, self.clock() - start_s, about)
 
 

@@ -42,8 +42,9 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
 from slipstream.state.access import Access, Entry
+from slipstream.state.quotas import Quotas
 from slipstream.state.store import SessionStore
-from slipstream_router.limits import Admission, KeyLimits, num_tokens
+from slipstream_router.limits import Admission, admitted, num_tokens
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet
 from slipstream_router.replicas.probes import DescribedDraft
 from slipstream_router.request_runner import RequestRunner, RouterCall, Send
@@ -58,7 +59,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """See `generation.proto`."""
 
     access: Access
-    limits: KeyLimits
+    quotas: Quotas
     fleet: Fleet
     runner: RequestRunner
     store: SessionStore
@@ -90,7 +91,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         key = self._enter(request, context, request.prompt)
         prompt, form = prompt_from_pb(request.prompt)
         asked = Generation(prompt, Ask(form=form), request.model)
-        async with self.limits.admitted(key, asked, self._remaining(context)) as charge:
+        async with admitted(self.quotas, key, asked, self._remaining(context)) as charge:
             token_ids = await self.runner.token_ids(asked)
             await charge(len(token_ids))
         return pb.TokenizeResponse(token_ids=token_ids)
@@ -162,7 +163,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if asked.ask.with_rounds and not is_stream:
                 raise InvalidRequest("with_rounds is given, but Generate answers without rounds")
             remaining = self._remaining(context)
-            async with self.limits.admitted(key, asked, remaining) as charge:
+            async with admitted(self.quotas, key, asked, remaining) as charge:
 
                 async def counted(chunk: Chunk) -> None:
                     await charge(num_tokens(chunk))
