@@ -236,11 +236,7 @@ class Client(_ClientBase, Closing):
         return self._stream(ChunkStream, prompt, options)
 
     def session(self, session_id: str | None = None, *, is_new: bool = False) -> ClientSession:
-        """Return a conversation: each request continues the ones before, and their caches stay.
-
-        An id continues a session that was left open, or names one `is_new`; by default a new one
-        begins under a random id.
-        """
+        """Return a conversation, as `AsyncClient.session` does."""
         return ClientSession(self._context, session_id, is_new=is_new)
 
 

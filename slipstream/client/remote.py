@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -127,17 +128,15 @@ class RemoteBackend:
             await self._channel.pause(pause_s)
 
 
+@dataclass(eq=False)
 class _RemoteStream:
     """See `ChunkSource`: one answer, over as many calls as it takes."""
 
-    def __init__(
-        self, channel: RouterChannel, start: Callable[[ClientCall], Any], progress: StreamProgress
-    ) -> None:
-        self._channel = channel
-        self._start = start
-        self._progress = progress
-        self._rpc: Any = None
-        self._ended = threading.Event()
+    _channel: RouterChannel
+    _start: Callable[[ClientCall], Any]
+    _progress: StreamProgress
+    _rpc: Any = None
+    _ended: threading.Event = field(default_factory=threading.Event)
 
     async def start(self) -> Chunk | None:
         """See `ChunkSource.start`: a request has started when something of its answer has come."""

@@ -27,12 +27,7 @@ from slipstream.core.errors import (
     WeightsError,
     check_token_ids,
 )
-from slipstream.core.request.prompt import (
-    Prompt,
-    PromptForm,
-    are_ids,
-    checked_prompt,
-)
+from slipstream.core.request.prompt import Prompt, PromptForm, are_ids, checked_prompt
 from slipstream.parent_watch import watched_command
 from slipstream.text.token_bytes import MAX_TABLE_BYTES, TokenTable
 from slipstream.text.worker import SIZES, WorkerRequest, load_request, prompt_request

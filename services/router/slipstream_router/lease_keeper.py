@@ -5,7 +5,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from slipstream.core.errors import SlipstreamError, Unavailable
@@ -26,26 +27,21 @@ class KvLocation:
     draft: str | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class LeaseKeeper:
-    """Keeper of the session leases of one router; `aclose` it."""
+    """Keeper of the session leases of one router; `aclose` it.
 
-    def __init__(
-        self,
-        *,
-        lease_s: float,
-        retry_s: float = 60.0,
-        max_late_bytes: int = 256 << 20,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """Leases are renewed several times in `lease_s`. What a request could not have kept by its
-        end is tried again for `retry_s`, while all that takes no more than `max_late_bytes`."""
-        self._beats_per_renewal = max(round(lease_s / 3 / BEAT_S), 1)
-        self._num_tries = max(round(retry_s / BEAT_S), 1)
-        self._max_late_bytes = max_late_bytes
-        self._num_late_bytes = 0
-        self._pause = pause
-        self._late: set[asyncio.Task[None]] = set()
-        self._is_over = asyncio.Event()
+    Leases are renewed several times in `lease_s`. What a request could not have kept by its end is
+    tried again for `retry_s`, while all that takes no more than `max_late_bytes`.
+    """
+
+    lease_s: float
+    retry_s: float = 60.0
+    max_late_bytes: int = 256 << 20
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _num_late_bytes: int = 0
+    _late: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def acquired(self, acquiring: Coroutine[Any, Any, AcquiredSession]) -> AcquiredSession:
         """Return the acquired session; a caller that leaves meanwhile leaves no lease behind."""
@@ -76,18 +72,17 @@ class LeaseKeeper:
             await asyncio.gather(*self._late)
 
     async def _renew(self, journal: StoreJournal) -> None:
-        num_beats = 0
-        while True:
-            await self._pause(BEAT_S)
-            num_beats += 1
-            if journal.is_behind or num_beats % self._beats_per_renewal == 0:
+        beats_per_renewal = max(round(self.lease_s / 3 / BEAT_S), 1)
+        for num_beats in count(1):
+            await self.pause(BEAT_S)
+            if journal.is_behind or num_beats % beats_per_renewal == 0:
                 with suppress(Unavailable):
                     await journal.tend()
 
     async def _close(self, journal: StoreJournal, location: KvLocation) -> None:
         if await journal.close(target=location.target, draft=location.draft):
             return
-        if self._num_late_bytes + journal.num_bytes > self._max_late_bytes:
+        if self._num_late_bytes + journal.num_bytes > self.max_late_bytes:
             _LOG.error("too much waits for the store: what a request said last is not kept")
             return
         self._num_late_bytes += journal.num_bytes
@@ -106,7 +101,7 @@ class LeaseKeeper:
             await self._close(journal, KvLocation(record.target, record.draft))
 
     async def _close_later(self, journal: StoreJournal, location: KvLocation) -> None:
-        for _ in range(self._num_tries):
+        for _ in range(max(round(self.retry_s / BEAT_S), 1)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await self._is_over.wait()

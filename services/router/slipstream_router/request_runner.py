@@ -33,10 +33,7 @@ from slipstream_router.lease_keeper import LeaseKeeper, WriteBehind
 from slipstream_router.limits import Admission, Remaining
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream_router.replicas.probes import DescribedTarget
-from slipstream_router.replicas.request_replicas import (
-    RequestReplicas,
-    free_parked,
-)
+from slipstream_router.replicas.request_replicas import RequestReplicas, free_parked
 from slipstream_router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 
 _FORGET_LIMIT_S = 2.0

@@ -42,18 +42,20 @@ _FROM_THE_START = (
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
+@dataclass(eq=False)
 class RequestRecorder:
     """Telemetry of one request. `RouterTelemetry.request` begins and ends it."""
 
-    def __init__(self, span: RequestSpan, instruments: Instruments, rounds: RoundTracer) -> None:
-        self.span = span
-        self._instruments = instruments
-        self.rounds = rounds
-        self._began_s = span.clock()
-        self._asked: Generation | None = None
-        self._model = ""
-        self._first_s: float | None = None
-        self._num_tokens = 0
+    span: RequestSpan
+    instruments: Instruments
+    rounds: RoundTracer
+    _asked: Generation | None = None
+    _model: str = ""
+    _first_s: float | None = None
+    _num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._began_s = self.span.clock()
 
     def record_request(self, asked: Generation, *, is_stream: bool) -> None:
         self._asked = asked
@@ -87,7 +89,7 @@ class RequestRecorder:
         self.rounds.end()
         self.span.set_attributes({"rpc.response.status_code": _status(error)})
         self.span.end(error)
-        if self._instruments.are_exported:
+        if self.instruments.are_exported:
             self._measure(error)
 
     def _measure(self, error: BaseException | None) -> None:
@@ -95,13 +97,13 @@ class RequestRecorder:
         attributes = {} if self._asked is None else operation_attributes(self._asked, self._model)
         kind = CANCELLED if isinstance(error, GIVEN_UP) else type(error).__name__
         ended = attributes if error is None else {**attributes, "error.type": kind}
-        self._instruments.record(catalog.REQUEST_DURATION, elapsed_s, ended)
+        self.instruments.record(catalog.REQUEST_DURATION, elapsed_s, ended)
         if self._first_s is None:
             return
-        self._instruments.record(catalog.FIRST_TOKEN, self._first_s, attributes)
+        self.instruments.record(catalog.FIRST_TOKEN, self._first_s, attributes)
         if error is None and self._num_tokens > 1:
             per_token_s = (elapsed_s - self._first_s) / (self._num_tokens - 1)
-            self._instruments.record(catalog.PER_TOKEN, per_token_s, attributes)
+            self.instruments.record(catalog.PER_TOKEN, per_token_s, attributes)
 
 
 class RouterTelemetry:

@@ -21,13 +21,7 @@ from slipstream.core.request.prompt import (
     checked_prompt,
 )
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
-from slipstream.core.request.results import (
-    Chunk,
-    Continuity,
-    RequestStats,
-    Result,
-    Timings,
-)
+from slipstream.core.request.results import Chunk, Continuity, RequestStats, Result, Timings
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
 from slipstream.core.text import check_unicode
