@@ -13,9 +13,6 @@ from slipstream.state.store import (
     SessionUpdate,
     StoredTurn,
     StoreLease,
-    check_claim,
-    check_update,
-    claim_refused,
     session_refused,
 )
 
@@ -34,7 +31,6 @@ class RedisStore:
         self._lease_ms = _milliseconds(bounds.lease_s)
 
     async def acquire(self, claim: Claim) -> Grant:
-        check_claim(claim)
         names = (claim.request_id, claim.digest, claim.owner, claim.holder, claim.model)
         times = (_milliseconds(claim.ttl_s), self._lease_ms, self._bounds.max_past)
         takes_over = "1" if claim.takes_over else ""
@@ -42,14 +38,14 @@ class RedisStore:
         reply = await self._redis.run(ACQUIRE, self._keys(claim.session_id), args)
         if reply[0]:
             model = reply[1].decode() if len(reply) > 1 else ""
-            raise claim_refused(reply[0].decode(), claim, model=model)
+            raise claim.refused(reply[0].decode(), model=model)
         record = _record(claim.session_id, reply)
         is_leased = bool(reply[2])
         lease = StoreLease(claim.session_id, record.fence, claim.ttl_s) if is_leased else None
         return Grant(record, lease)
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        check_update(update, self._bounds)
+        update.check_within(self._bounds)
         opening = ("", "", "", "", "")
         if update.opening is not None:
             opened = update.opening
