@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import cast
 
@@ -66,8 +67,8 @@ class Router:
         self._store = self._open_store()
         self._quotas = open_quotas(config.store, time.monotonic)
         self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
-        self._runner = self._make_runner()
-        self._server = Server(config.server_options(), {SERVICE: self._register()})
+        register = partial(add_GenerationServiceServicer_to_server, self._servicer())
+        self._server = Server(config.server_options(), {SERVICE: register})
         self._background: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
@@ -131,11 +132,11 @@ class Router:
         store = open_store(options, bounds, time.monotonic, next_fence=self._next_fence)
         return cast("SessionStore", WatchedStore(store, self._telemetry.instruments))
 
-    def _make_runner(self) -> RequestRunner:
+    def _servicer(self) -> GenerationServicer:
         config = self._config
         rules = KeepRules(config.session_ttl_s, config.request_ttl_s, config.store_down == ALLOW)
         claims = SessionLeases(self._store, rules, next_fence=self._next_fence)
-        return RequestRunner(
+        runner = RequestRunner(
             self._fleet,
             claims,
             self._leases,
@@ -144,18 +145,15 @@ class Router:
             config,
             self._request_telemetry,
         )
-
-    def _register(self) -> Callable[..., None]:
-        servicer = GenerationServicer(
-            Access(self._config.key_file),
+        return GenerationServicer(
+            Access(config.key_file),
             self._quotas,
             self._fleet,
-            self._runner,
+            runner,
             self._store,
             self._admission,
             self._request_telemetry,
         )
-        return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
     async def _keep_up(self) -> None:
         async with asyncio.TaskGroup() as group:
