@@ -12,15 +12,7 @@ import grpc
 from slipstream.client.call import ClientCall, late
 from slipstream.client.connection import Connection, RouterChannel
 from slipstream.client.retries import Retries, StreamProgress
-from slipstream.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    SessionNotFound,
-    SessionTaken,
-    Unavailable,
-)
+from slipstream.core import errors
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import Chunk, Result
@@ -94,7 +86,7 @@ class RemoteBackend:
         if self._channel.is_closed:
             return
         request = pb.DeleteSessionRequest(session_id=session_id)
-        with suppress(SessionNotFound, Unavailable, DeadlineExceeded):
+        with suppress(errors.SessionNotFound, errors.Unavailable, errors.DeadlineExceeded):
             await self._call("DeleteSession", request, self._control_s)
 
     async def pause(self, seconds: float) -> None:
@@ -148,7 +140,7 @@ class _RemoteStream:
             message = await self._message()
             if message is None:
                 if not self._progress.is_finished:
-                    raise InternalError("the router ended the stream without a reason")
+                    raise errors.InternalError("the router ended the stream without a reason")
                 return None
             with _understood():
                 chunk = self._progress.received(chunk_from_pb(message))
@@ -173,7 +165,7 @@ class _RemoteStream:
                 pause_s = _pause_after(error, progress.retries, f"request {progress.request_id}")
             self._rpc = None
             await self._channel.pause(pause_s)
-        raise Cancelled("the stream was closed while it was read")
+        raise errors.Cancelled("the stream was closed while it was read")
 
     async def _next(self) -> Any:
         if self._rpc is None:
@@ -187,9 +179,11 @@ def _pause_after(error: grpc.RpcError, retries: Retries, request: str) -> float:
     """Return the seconds to the next try of what failed so. Raises where there is none."""
     known = error_from(error)
     timeout_s = retries.timeout_s
-    if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):
+    if timeout_s is not None and type(known) is errors.DeadlineExceeded and not is_named(error):
         known = late(timeout_s)
-    is_sent_again = _is_cut(error) or (isinstance(known, SessionTaken) and retries.takes_back())
+    is_sent_again = _is_cut(error) or (
+        isinstance(known, errors.SessionTaken) and retries.takes_back()
+    )
     pause_s = retries.pause_s() if is_sent_again else None
     if pause_s is None:
         raise known from None
@@ -211,5 +205,5 @@ def _understood() -> Iterator[None]:
     """Blame the router, not the caller, for an answer that can't be read."""
     try:
         yield
-    except InvalidRequest as error:
-        raise InternalError(f"the router's answer can't be read: {error}") from None
+    except errors.InvalidRequest as error:
+        raise errors.InternalError(f"the router's answer can't be read: {error}") from None
