@@ -147,7 +147,7 @@ class FailoverProxy(Generic[P]):
     own: Breakers
     """Replicas that failed lately in this request."""
     shared: Breakers
-    """Those that failed lately in all requests."""
+    """Replicas that failed lately in all requests."""
     remaining: Callable[[], float | None] = lambda: None
     """Return the seconds that the request has left; None without a limit."""
     _session_id: str = ""

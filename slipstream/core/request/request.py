@@ -180,10 +180,9 @@ def make_request(
     """
     own = {name: it for name, it in model.sampling_defaults.items() if name in ask.model_defaults}
     ask = replace(ask, sampling=replace(ask.sampling, **own))  # type: ignore[arg-type]
-    options = ask.speculation
-    if model.is_fallback and options == SpeculationOptions():
-        options = SpeculationOptions(mode=Mode.OFF)
-    settings = draft_settings(options, draft, temperature=ask.sampling.temperature)
+    if model.is_fallback and ask.speculation == SpeculationOptions():
+        ask = replace(ask, speculation=SpeculationOptions(mode=Mode.OFF))
+    settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
     if len(tokens) + ask.max_tokens > model.context_length:
         raise PromptTooLong(
             f"a prompt of {len(tokens)} tokens and up to {ask.max_tokens} new ones exceed"
