@@ -15,7 +15,7 @@ HEAVY = {
     *("json.loads", "json.dumps", "from_json", "model_validate", "model_dump", "model_dump_json"),
     *("hashlib.sha256", "hashlib.sha1", "zlib.compress", "zlib.decompress", "zlib.decompressobj"),
     *("read_text", "read_bytes", "write_text", "write_bytes", "open", "tomllib.loads"),
-    *("render", "encode_prompt", "MessageToDict"),
+    *("render", "encode_prompt", "MessageToDict", "marshal.loads", "marshal.dumps"),
 }
 """Callables by name, with their module where the name alone says too little."""
 LOOPS = (

@@ -18,7 +18,7 @@ from slipstream.core.errors import (
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.tools import Tool, call_schema, forced_tools, tools_of
@@ -204,7 +204,9 @@ def _ask(options: RequestOptions) -> Ask:
     given: dict[str, Any] = {name: value for name, value in options.items() if name in own}
     for name in ("stop", "stop_token_ids", "model_defaults"):
         given[name] = tuple(given.get(name, ()))
-    given["tools"] = () if choice == "none" else tools
+    raw, special = options.get("raw", False), options.get("allow_special_tokens", False)
+    shown = () if choice == "none" else tools
+    given["form"] = PromptForm(raw, special, shown, options.get("continue_final", False))
     given["request_id"] = given.get("request_id") or uuid4().hex
     return Ask(**given, num_logprobs=options.get("logprobs"), grammar=grammar)
 

@@ -236,19 +236,12 @@ class Client(_ClientBase, Closing):
         return self._stream(ChunkStream, prompt, options)
 
     def session(self, session_id: str | None = None, *, is_new: bool = False) -> ClientSession:
-        """Return a conversation: each request continues the ones before, and their caches stay.
-
-        An id continues a session that was left open, or names one `is_new`; by default a new one
-        begins under a random id.
-        """
+        """Return a conversation, as `AsyncClient.session` does."""
         return ClientSession(self._context, session_id, is_new=is_new)
 
 
 class ApplicationTelemetry:
-    """Telemetry of the application's own OpenTelemetry, if it has set one up.
-
-    Loads OpenTelemetry only where the application has: without it nothing is recorded.
-    """
+    """Telemetry of the application's OpenTelemetry, loaded only where that is set up."""
 
     def __init__(self) -> None:
         self._telemetry: ClientTelemetry | None = None

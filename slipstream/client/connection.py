@@ -48,21 +48,16 @@ class Connection:
         return replace(self, options=replace(self.options, token=token))
 
     def channel(self, *, is_blocking: bool) -> "RouterChannel":
-        """Return a channel for threads, or one for asyncio."""
         return BlockingChannel(self) if is_blocking else AsyncChannel(self)
 
     def retries(self, timeout_s: float | None) -> Retries:
-        """Return the retries of one request, from now on."""
         return Retries(timeout_s, self.timeouts, clock=time.monotonic, draw=random.random)
 
 
 def connection(
     address: str, *, token: str | None, tls: ClientTls | bool | None, retries: bool
 ) -> Connection:
-    """Return a connection.
-
-    Raises `InvalidRequest` for an address that is none, and for a token in the clear.
-    """
+    """Return a connection. Raises `InvalidRequest` for no address, and for a token in the clear."""
     trusted = ClientTls() if tls is True else tls or None
     target = router_target(address)
     has_several = target.startswith(("ipv4:", "ipv6:")) and "," in target

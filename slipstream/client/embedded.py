@@ -35,10 +35,7 @@ from slipstream.verifying.batcher import BatchedTarget
 
 
 class Embedded:
-    """See `Backend`: a target and one draft on the caller's thread, and the sessions on them.
-
-    It blocks. For one thread at a time.
-    """
+    """See `Backend`: a target, one draft, and their sessions, for one thread at a time."""
 
     def __init__(self, engine: Engine, drafter: Drafter, ports: EnginePorts | None = None) -> None:
         """`ports` None are the engines themselves."""

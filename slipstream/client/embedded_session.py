@@ -9,10 +9,10 @@ from itertools import count
 
 from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import SessionBusy
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.core.failover.failover_draft import FailoverDraft
+from slipstream.core.failover import FailoverDraft
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.ports import Draft, Target
@@ -89,26 +89,22 @@ class Answer:
                 await self._end()
 
 
+@dataclass(eq=False)
 class EmbeddedSession:
     """A session: its tokens are in a store, its caches in the engines, from turn to turn."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        facts: DraftFacts,
-        ports: EnginePorts,
-        session_id: str,
-        *,
-        clock: Clock = time.perf_counter,
-    ) -> None:
-        """`facts` are those of the draft behind the port."""
-        self.session_id = session_id
-        self._engine = engine
-        self._facts = facts
-        draft = _tolerant(ports.draft, facts.kind, vocab_size=engine.facts.vocab_size, clock=clock)
-        self._ports = replace(ports, draft=LookupDraft(draft, engine.store))
-        self._clock = clock
-        self._answer: Answer | None = None
+    engine: Engine
+    facts: DraftFacts
+    """Facts of the draft behind the port."""
+    ports: EnginePorts
+    session_id: str
+    clock: Clock = time.perf_counter
+    _answer: Answer | None = None
+
+    def __post_init__(self) -> None:
+        draft, num_ids, name = self.ports.draft, self.engine.facts.vocab_size, self.facts.kind
+        draft = _tolerant(draft, name, vocab_size=num_ids, clock=self.clock)
+        self.ports = replace(self.ports, draft=LookupDraft(draft, self.engine.store))
 
     def require_idle(self) -> None:
         """Raises `SessionBusy` while a turn is on its way."""
@@ -123,24 +119,24 @@ class EmbeddedSession:
         self.require_idle()
         asked, journal = call.generation, taken.journal
         if journal is None:
-            engine = self._engine
+            engine = self.engine
             said = replayed(asked, taken.record, engine.facts, engine.text.decode)
             return Answer(_said_before(said))
         try:
             encode = partial(self._encode, asked)
             request = finished(
-                turn_request(asked, taken.record, self._engine.facts, self._facts, encode)
+                turn_request(asked, taken.record, self.engine.facts, self.facts, encode)
             )
         except BaseException:
             finished(journal.close(target=None, draft=None))
             raise
-        journal.open(request.tokens, Opening.of(request, self._engine.tokenizer_hash))
-        run = Run(self._ports, request, text=self._engine.text, clock=self._clock, journal=journal)
+        journal.open(request.tokens, Opening.of(request, self.engine.tokenizer_hash))
+        run = Run(self.ports, request, text=self.engine.text, clock=self.clock, journal=journal)
 
         async def end() -> None:
             await journal.close(target=None, draft=None)
             try:
-                await (self.release() if is_last else self._ports.park(self.session_id))
+                await (self.release() if is_last else self.ports.park(self.session_id))
             finally:
                 self._answer = None
 
@@ -151,21 +147,21 @@ class EmbeddedSession:
         """End the turn that runs, if any, and free what the engines hold."""
         if self._answer is not None:
             await self._answer.end()
-        await self._ports.draft.release(self.session_id)
-        await self._ports.target.release(self.session_id)
+        await self.ports.draft.release(self.session_id)
+        await self.ports.target.release(self.session_id)
 
     async def _timely(
         self, chunks: AsyncGenerator[Chunk, None], timeout_s: float | None
     ) -> AsyncGenerator[Chunk, None]:
-        began = self._clock()
+        began = self.clock()
         async with aclosing(chunks):
             async for chunk in chunks:
-                if timeout_s is not None and self._clock() > began + timeout_s:
+                if timeout_s is not None and self.clock() > began + timeout_s:
                     raise late(timeout_s)
                 yield chunk
 
     async def _encode(self, asked: Generation, last_token: int | None) -> tuple[int, ...]:
-        text, form = self._engine.text, asked.ask.form
+        text, form = self.engine.text, asked.ask.form
         return encode_prompt(text, asked.prompt, form, last_token=last_token)
 
 
@@ -178,8 +174,8 @@ def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> Fail
     def choose(excluded: Collection[str]) -> InUse[Draft] | None:
         return None if name in excluded else InUse(name, draft, park)
 
-    failures = Failures(Breakers(clock, _AT_ONCE), Breakers(clock))
-    return FailoverDraft(choose, failures, vocab_size=vocab_size)
+    own, shared = Breakers(clock, _AT_ONCE), Breakers(clock)
+    return FailoverDraft(choose=choose, own=own, shared=shared, vocab_size=vocab_size)
 
 
 async def _said_before(chunk: Chunk) -> AsyncGenerator[Chunk, None]:

@@ -130,7 +130,6 @@ class Engine:
         return build_drafter(name, self._for_draft(name), profile=profile)
 
     def info(self, drafter: Drafter) -> ModelInfo:
-        """Return the facts of this model with one draft."""
         drafters = drafter_infos([drafter.facts])
         return ModelInfo(
             model=self.model_id,

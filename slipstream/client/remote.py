@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -11,23 +12,19 @@ import grpc
 from slipstream.client.call import ClientCall, late
 from slipstream.client.connection import Connection, RouterChannel
 from slipstream.client.retries import Retries, StreamProgress
-from slipstream.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    SessionNotFound,
-    SessionTaken,
-    Unavailable,
-)
+from slipstream.core import errors
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.rpc.channel import metadata
-from slipstream.rpc.conversion.convert_generation import generation_to_pb, prompt_to_pb
+from slipstream.rpc.conversion.convert_generation import (
+    chunk_from_pb,
+    generation_to_pb,
+    prompt_to_pb,
+    result_from_pb,
+)
 from slipstream.rpc.conversion.convert_info import model_info_from_pb, server_info_from_pb
-from slipstream.rpc.conversion.convert_results import chunk_from_pb, result_from_pb
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
 
@@ -89,7 +86,7 @@ class RemoteBackend:
         if self._channel.is_closed:
             return
         request = pb.DeleteSessionRequest(session_id=session_id)
-        with suppress(SessionNotFound, Unavailable, DeadlineExceeded):
+        with suppress(errors.SessionNotFound, errors.Unavailable, errors.DeadlineExceeded):
             await self._call("DeleteSession", request, self._control_s)
 
     async def pause(self, seconds: float) -> None:
@@ -123,17 +120,15 @@ class RemoteBackend:
             await self._channel.pause(pause_s)
 
 
+@dataclass(eq=False)
 class _RemoteStream:
     """See `ChunkSource`: one answer, over as many calls as it takes."""
 
-    def __init__(
-        self, channel: RouterChannel, start: Callable[[ClientCall], Any], progress: StreamProgress
-    ) -> None:
-        self._channel = channel
-        self._start = start
-        self._progress = progress
-        self._rpc: Any = None
-        self._ended = threading.Event()
+    _channel: RouterChannel
+    _start: Callable[[ClientCall], Any]
+    _progress: StreamProgress
+    _rpc: Any = None
+    _ended: threading.Event = field(default_factory=threading.Event)
 
     async def start(self) -> Chunk | None:
         """See `ChunkSource.start`: a request has started when something of its answer has come."""
@@ -145,7 +140,7 @@ class _RemoteStream:
             message = await self._message()
             if message is None:
                 if not self._progress.is_finished:
-                    raise InternalError("the router ended the stream without a reason")
+                    raise errors.InternalError("the router ended the stream without a reason")
                 return None
             with _understood():
                 chunk = self._progress.received(chunk_from_pb(message))
@@ -170,7 +165,7 @@ class _RemoteStream:
                 pause_s = _pause_after(error, progress.retries, f"request {progress.request_id}")
             self._rpc = None
             await self._channel.pause(pause_s)
-        raise Cancelled("the stream was closed while it was read")
+        raise errors.Cancelled("the stream was closed while it was read")
 
     async def _next(self) -> Any:
         if self._rpc is None:
@@ -181,15 +176,14 @@ class _RemoteStream:
 
 
 def _pause_after(error: grpc.RpcError, retries: Retries, request: str) -> float:
-    """Return the seconds after which to send a request again that failed so.
-
-    Raises what the error stands for where it is not sent again.
-    """
+    """Return the seconds to the next try of what failed so. Raises where there is none."""
     known = error_from(error)
     timeout_s = retries.timeout_s
-    if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):
+    if timeout_s is not None and type(known) is errors.DeadlineExceeded and not is_named(error):
         known = late(timeout_s)
-    is_sent_again = _is_cut(error) or (isinstance(known, SessionTaken) and retries.takes_back())
+    is_sent_again = _is_cut(error) or (
+        isinstance(known, errors.SessionTaken) and retries.takes_back()
+    )
     pause_s = retries.pause_s() if is_sent_again else None
     if pause_s is None:
         raise known from None
@@ -211,5 +205,5 @@ def _understood() -> Iterator[None]:
     """Blame the router, not the caller, for an answer that can't be read."""
     try:
         yield
-    except InvalidRequest as error:
-        raise InternalError(f"the router's answer can't be read: {error}") from None
+    except errors.InvalidRequest as error:
+        raise errors.InternalError(f"the router's answer can't be read: {error}") from None

@@ -27,37 +27,34 @@ class RetryTimeouts:
 NO_RETRIES = RetryTimeouts(0.0, 0.0)
 
 
+@dataclass(eq=False)
 class Retries:
-    """One request's time: how much is left, and whether it is sent again."""
+    """One request's time: how much is left, and whether it is sent again.
 
-    def __init__(
-        self,
-        timeout_s: float | None,
-        timeouts: RetryTimeouts,
-        *,
-        clock: Callable[[], float],
-        draw: Callable[[], float],
-    ) -> None:
-        """`clock` is in seconds, `draw` gives numbers from 0 to 1."""
-        self.timeout_s = timeout_s
-        self._timeouts = timeouts
-        self._clock = clock
-        self._draw = draw
-        self._deadline = None if timeout_s is None else clock() + timeout_s
-        self._limit_s = timeouts.unanswered_s
-        self._next_pause_s = timeouts.first_pause_s
-        self._broke_at: float | None = None
-        self._was_taken = False
+    `clock` is in seconds, `draw` gives numbers from 0 to 1.
+    """
+
+    timeout_s: float | None
+    timeouts: RetryTimeouts
+    clock: Callable[[], float]
+    draw: Callable[[], float]
+    _broke_at: float | None = None
+    _was_taken: bool = False
+
+    def __post_init__(self) -> None:
+        self._deadline = None if self.timeout_s is None else self.clock() + self.timeout_s
+        self._limit_s = self.timeouts.unanswered_s
+        self._next_pause_s = self.timeouts.first_pause_s
 
     def left_s(self) -> float | None:
         """Return the seconds that the next call may take; None is without end."""
         if self._deadline is None:
             return None
-        return max(self._deadline - self._clock(), SHORTEST_TIMEOUT_S)
+        return max(self._deadline - self.clock(), SHORTEST_TIMEOUT_S)
 
     def trust(self) -> None:
         """Take the address for right: something that is to go on has come from there before."""
-        self._limit_s = self._timeouts.begun_s
+        self._limit_s = self.timeouts.begun_s
 
     def takes_back(self) -> bool:
         """Return whether to send a request again that was taken over: only once, as another
@@ -66,23 +63,22 @@ class Retries:
         return is_first
 
     def progressed(self) -> None:
-        """Record that something new has come."""
         self.trust()
-        self._next_pause_s = self._timeouts.first_pause_s
+        self._next_pause_s = self.timeouts.first_pause_s
         self._broke_at = None
 
     def pause_s(self) -> float | None:
         """Return the seconds from a break to the next call; None where there is to be none."""
-        now = self._clock()
+        now = self.clock()
         if self._broke_at is None:
             self._broke_at = now
         end = self._broke_at + self._limit_s
         if self._deadline is not None:
             end = min(end, self._deadline)
-        pause_s = self._next_pause_s * (1 - self._draw() / 2)
+        pause_s = self._next_pause_s * (1 - self.draw() / 2)
         if now + pause_s > end:
             return None
-        self._next_pause_s = min(2 * self._next_pause_s, self._timeouts.longest_pause_s)
+        self._next_pause_s = min(2 * self._next_pause_s, self.timeouts.longest_pause_s)
         return pause_s
 
 

@@ -19,13 +19,7 @@ from slipstream.client.backend import (
     blocking,
 )
 from slipstream.client.call import ClientCall, RequestOptions, check_whole
-from slipstream.core.errors import (
-    SessionBusy,
-    SessionClosed,
-    SessionError,
-    SessionExists,
-    SessionNotFound,
-)
+from slipstream.core import errors
 from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import SessionRef
 from slipstream.core.request.results import Chunk, Result, collected
@@ -71,7 +65,7 @@ class _SessionBase:
     def _ref(self) -> SessionRef:
         """Return the session as the next request names it. Raises `SessionClosed`."""
         if self._is_closed:
-            raise SessionClosed(f"session {self.session_id} is closed")
+            raise errors.SessionClosed(f"session {self.session_id} is closed")
         self._is_used = True
         return SessionRef(self.session_id, create=not self._is_begun)
 
@@ -87,16 +81,16 @@ class _SessionBase:
         for pause_s in PAUSES_S:
             try:
                 return await send()
-            except SessionError as error:
+            except errors.SessionError as error:
                 if not self._is_passing(error):
                     raise
                 await self._context.backend.pause(pause_s)
         return await send()
 
-    def _is_passing(self, error: SessionError) -> bool:
-        if isinstance(error, SessionNotFound):
+    def _is_passing(self, error: errors.SessionError) -> bool:
+        if isinstance(error, errors.SessionNotFound):
             return self._is_known and not self._is_closed
-        return isinstance(error, SessionBusy) and not self._running()
+        return isinstance(error, errors.SessionBusy) and not self._running()
 
 
 class _SessionTurn:
@@ -116,7 +110,7 @@ class _SessionTurn:
         session = self._session
         try:
             return await session._retried(self._send)
-        except SessionExists:
+        except errors.SessionExists:
             if session._is_begun:
                 raise
         session._is_begun = True
@@ -159,7 +153,8 @@ class AsyncClientSession(_SessionBase, AsyncClosing):
         if was_open and self._is_used:
             for stream in self._running():
                 await stream._end()
-            with suppress(SessionBusy):  # with a turn of a router that is gone: it passes in time
+            # A turn of a router that is gone passes in time.
+            with suppress(errors.SessionBusy):
                 await self._retried(lambda: self._context.backend.end_session(self.session_id))
 
 

@@ -54,6 +54,18 @@ async def ended(*tasks: asyncio.Task[Any]) -> None:
         raise cancelled
 
 
+async def either(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T]) -> T:
+    """Run both until either ends; return what that one returned. The other is cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in (one, other)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await ended(*tasks)
+
+
 async def before(other: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
     """Return what `work` returns; None where `other` is done first, which cancels it."""
     task = asyncio.ensure_future(work)

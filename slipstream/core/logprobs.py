@@ -7,7 +7,7 @@ penalties, grammar and truncation.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.core.errors import check, check_fits
+from slipstream.core.errors import check
 
 MAX_LOGPROBS = 20
 """Likeliest tokens of a position that can be asked for."""
@@ -55,10 +55,3 @@ def with_texts(
         )
         for item, token in zip(logprobs, token_ids, strict=True)
     )
-
-
-def check_num_prompt_logprobs(num_tokens: int, num_top: int) -> None:
-    """Raise `InvalidRequest` for more log-probabilities of a prompt than are returned."""
-    num_values = num_tokens * (1 + num_top)
-    subject = f"a prompt of {num_tokens} tokens has"
-    check_fits(subject, num_values, "log probabilities", MAX_PROMPT_LOGPROBS)

@@ -85,7 +85,6 @@ class Round:
 
     @property
     def verifying_s(self) -> float:
-        """Time of the verification."""
         return seconds_of(self.verifying)
 
     @property

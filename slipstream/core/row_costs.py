@@ -1,14 +1,11 @@
-"""Cost of a round by the number of tokens that it verifies, how many pay, and a request's prices
-and pace.
-
-Pure arithmetic: times are given.
-"""
+"""Cost of a round by the tokens that it verifies, how many pay, and a request's prices and pace."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 from slipstream.core.errors import InvalidRequest, check
 
@@ -129,42 +126,38 @@ class Offer:
         check(is_right, "an offer's round_s", self.round_s, "0 or more")
 
 
+@dataclass(eq=False, kw_only=True)
 class Prices:
     """The costs of one request's rounds, from verdict to verdict, in plain rounds.
 
     They are what was measured where the request runs, unless a profile that the user named pins
-    them.
+    them: `step_cost` and `row_cost`, in plain rounds, hold whatever is measured.
     """
 
-    WEIGHT = 0.2
-    LARGEST_RISE = 4.0
+    WEIGHT: ClassVar = 0.2
+    LARGEST_RISE: ClassVar = 4.0
     """A wait that is so many times the usual one, or more, counts as so many."""
 
-    def __init__(
-        self,
-        *,
-        step_cost: float | None = None,
-        row_cost: float | None = None,
-        step_s: float | None = None,
-    ) -> None:
-        """`step_cost` and `row_cost`, in plain rounds, hold whatever is measured; `step_s` is what
-        a draft step took at the start, in seconds."""
-        self._step_cost = step_cost
-        self._pinned = None if row_cost is None else RowCosts.straight(row_cost)
+    step_cost: float | None = None
+    row_cost: float | None = None
+    step_s: float | None = None
+    """Seconds that a draft step takes: at first what it took at the start."""
+    round_s: float | None = None
+    """Seconds of a plain round, if known."""
+    _has_drafted: bool = False
+
+    def __post_init__(self) -> None:
+        self._pinned = None if self.row_cost is None else RowCosts.straight(self.row_cost)
         self._costs = self._pinned or RowCosts.straight(DEFAULT_ROW_COST)
-        self._step_s = step_s
-        self.round_s: float | None = None
-        """Seconds of a plain round, if known."""
-        self._has_drafted = False
 
     @property
     def step(self) -> float:
         """Plain rounds that a draft step takes."""
-        if self._step_cost is not None:
-            return self._step_cost
-        if self._step_s is None or not self.round_s:
+        if self.step_cost is not None:
+            return self.step_cost
+        if self.step_s is None or not self.round_s:
             return DEFAULT_STEP_COST
-        return self._step_s / self.round_s
+        return self.step_s / self.round_s
 
     def round(self, num_nodes: int) -> float:
         """Return the plain rounds that verifying so many nodes takes."""
@@ -193,12 +186,12 @@ class Prices:
         is_first, self._has_drafted = not self._has_drafted, True
         if waited_s is not None and not 0 <= waited_s < math.inf:
             waited_s = None
-        if is_first or waited_s is None or not self.round_s or self._step_cost is not None:
+        if is_first or waited_s is None or not self.round_s or self.step_cost is not None:
             return num_steps * self.step
         step_s = waited_s / max(num_steps, 1)
-        usual_s = step_s if self._step_s is None else self._step_s
+        usual_s = step_s if self.step_s is None else self.step_s
         step_s = min(step_s, self.LARGEST_RISE * max(usual_s, 0.01 * self.round_s))
-        self._step_s = usual_s + self.WEIGHT * (step_s - usual_s)
+        self.step_s = usual_s + self.WEIGHT * (step_s - usual_s)
         return min(waited_s, step_s * max(num_steps, 1)) / self.round_s
 
 
@@ -213,7 +206,6 @@ class Average:
         self._weight = weight
 
     def record(self, value: float) -> None:
-        """Take in one more value."""
         self._num_values += 1
         self.value += max(self._weight, 1 / self._num_values) * (value - self.value)
 

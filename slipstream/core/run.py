@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
@@ -23,29 +23,8 @@ from slipstream.core.request.results import (
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Clock, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
+from slipstream.core.text import Detokenizer, Piece, TextStream, joined
 from slipstream.core.types import FinishReason, ReplyTiming
-
-T = TypeVar("T")
-
-
-class TokenBuffer(Generic[T]):
-    """One item for each token; None for tokens of which nothing is known."""
-
-    def __init__(self, *, num_past: int, num_sent: int) -> None:
-        """`num_past` tokens were final before, of which nothing is known; `num_sent` were sent."""
-        self._items: list[T | None] = [None] * num_past
-        self._num_sent = num_sent
-
-    def add(self, items: Sequence[T | None]) -> None:
-        """Add the items of the tokens that follow those before."""
-        self._items += items
-
-    def send(self, num_tokens: int) -> tuple[T | None, ...]:
-        """Return the items of the next tokens that are sent."""
-        start = self._num_sent
-        self._num_sent += num_tokens
-        return tuple(self._items[start : self._num_sent])
 
 
 class Journal(Protocol):
@@ -61,38 +40,34 @@ class Journal(Protocol):
         """Return the losses of the request so far, without those it began with."""
 
 
+@dataclass(eq=False)
 class Run:
-    """A running request. Iterate it once; `output` has its final tokens, yielded or not."""
+    """A running request. Iterate it once; `output` has its final tokens, yielded or not.
 
-    def __init__(
-        self,
-        ports: RequestPorts,
-        request: Request,
-        *,
-        text: Detokenizer,
-        clock: Clock,
-        journal: Journal | None = None,
-        observer: RoundObserver | None = None,
-    ) -> None:
-        """Write what is final to the `journal`, if any, before it is yielded.
+    What is final is written to the `journal`, if any, before it is yielded. The request's past
+    output is turned into text at the start, which takes long where it is long.
+    """
 
-        The request's past output is turned into text here, which takes long where it is long.
-        """
-        self._request = request
-        self._clock = clock
-        self._ports = ports
-        self._observer = observer
+    ports: RequestPorts
+    request: Request
+    text: Detokenizer
+    clock: Clock
+    journal: Journal | None = None
+    observer: RoundObserver | None = None
+
+    def __post_init__(self) -> None:
+        request = self.request
         self._seconds = defaultdict[str, float](float, draft_s=0.0, verify_s=0.0)
         """Times of replies, by the fields of `Timings`."""
-        self._journal = journal
-        self._text = text
         num_past, num_sent = len(request.past), request.num_received
-        self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
+        self._stream = TextStream(self.text.decode, request.stop, num_sent=num_sent)
         self._past = self._stream.push(request.past)
         self._unsent_rounds: list[RoundTree] = []
         """Rounds whose tokens are not sent yet."""
-        self._origins = TokenBuffer[TokenOrigin](num_past=num_past, num_sent=num_sent)
-        self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
+        self._num_sent = num_sent
+        self._origins: list[TokenOrigin | None] = [None] * num_past
+        """One for each token of the output; of those that were final before nothing is known."""
+        self._logprobs: list[TokenLogprob | None] = [None] * num_past
         self._outcomes = Outcomes()
         self._num_cached = 0
         self._returns_logprobs = request.session.num_logprobs is not None
@@ -104,20 +79,20 @@ class Run:
 
         Raises `SessionTaken` once another process goes on with the request.
         """
-        request = self._request
+        request = self.request
         info: PromptInfo | None = request.info
-        start = self._clock()
+        start = self.clock()
         if self._past.tokens:
             yield self._chunk(self._past, prompt=info)
             info = None
         planner = Planner(request.settings, num_prompt_tokens=len(request.tokens))
         rounds = decode(
-            self._ports.draft,
-            self._ports.target,
+            self.ports.draft,
+            self.ports.target,
             planner,
             TokenSequence(request.session, (*request.tokens, *request.past)),
-            clock=self._clock,
-            observer=self._observer,
+            clock=self.clock,
+            observer=self.observer,
         )
         async with aclosing(rounds):
             async for round_ in rounds:
@@ -132,10 +107,10 @@ class Run:
                     return
 
     def _with_prompt_logprobs(self, info: PromptInfo, round_: Round) -> PromptInfo:
-        known, tokens = round_.verdict.prompt_logprobs, self._request.tokens[1:]
-        if not self._request.session.has_prompt_logprobs or len(known) != len(tokens):
+        known, tokens = round_.verdict.prompt_logprobs, self.request.tokens[1:]
+        if not self.request.session.has_prompt_logprobs or len(known) != len(tokens):
             return info
-        return replace(info, logprobs=(None, *with_texts(known, tokens, self._text.token_bytes)))
+        return replace(info, logprobs=(None, *with_texts(known, tokens, self.text.token_bytes)))
 
     def _chunk(
         self,
@@ -144,10 +119,11 @@ class Run:
         stats: RequestStats | None = None,
         prompt: PromptInfo | None = None,
     ) -> Chunk:
-        tokens = piece.tokens
-        origins = self._origins.send(len(tokens)) if self._request.with_origins else ()
-        known = self._logprobs.send(len(tokens)) if self._returns_logprobs else ()
-        logprobs = with_texts(known, tokens, self._text.token_bytes) if known else ()
+        tokens, start = piece.tokens, self._num_sent
+        self._num_sent = end = start + len(tokens)
+        origins = tuple(self._origins[start:end]) if self.request.with_origins else ()
+        known = tuple(self._logprobs[start:end]) if self._returns_logprobs else ()
+        logprobs = with_texts(known, tokens, self.text.token_bytes) if known else ()
         rounds, self._unsent_rounds = tuple(self._unsent_rounds), []
         return Chunk(piece.text, tokens, reason, stats, prompt, origins, logprobs, rounds)
 
@@ -158,27 +134,27 @@ class Run:
         news = round_.verdict.tokens[: self._stream.num_tokens - len(self.output)]
         self.output += news
         if reason is None:
-            if news and self._journal:
-                await self._journal.keep(news, None)
+            if news and self.journal:
+                await self.journal.keep(news, None)
             return None
-        stats = self._stats(self._clock() - start)
-        if self._journal:
-            await self._journal.keep(news, Ending(reason, stats))
+        stats = self._stats(self.clock() - start)
+        if self.journal:
+            await self.journal.keep(news, Ending(reason, stats))
         return replace(stats, continuity=self._continuity())
 
     def _continuity(self) -> Continuity:
-        num_resumed = len(self._request.past)
-        losses = self._journal.continuity() if self._journal else Continuity()
+        num_resumed = len(self.request.past)
+        losses = self.journal.continuity() if self.journal else Continuity()
         return replace(losses, num_resumed_tokens=num_resumed)
 
     def _piece(self, round_: Round) -> tuple[Piece, FinishReason | None]:
         verdict = round_.verdict
-        if self._request.with_rounds:
-            self._unsent_rounds.append(round_tree(round_, self._text))
-        if self._request.with_origins:
-            self._origins.add(origins_of(round_))
+        if self.request.with_rounds:
+            self._unsent_rounds.append(round_tree(round_, self.text))
+        if self.request.with_origins:
+            self._origins += origins_of(round_)
         if self._returns_logprobs:  # a target of another version may have none
-            self._logprobs.add(verdict.logprobs or (None,) * len(verdict.tokens))
+            self._logprobs += verdict.logprobs or (None,) * len(verdict.tokens)
         piece = self._stream.push(verdict.tokens)
         if piece.is_stopped:
             return piece, FinishReason.STOP
@@ -208,10 +184,10 @@ class Run:
             self._seconds["serialisation_s"] += timing.serialisation_s
 
     def _stats(self, elapsed_s: float) -> RequestStats:
-        settings = self._request.settings
+        settings = self.request.settings
         first_s = self._first_s or 0.0
         return RequestStats(
-            num_prompt_tokens=len(self._request.tokens),
+            num_prompt_tokens=len(self.request.tokens),
             num_cached_tokens=self._num_cached,
             num_output_tokens=len(self.output),
             timings=Timings(first_s, elapsed_s - first_s, **self._seconds),

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slipstream.core.errors import InvalidRequest, check
-
 ROOT = -1
 MAX_NODES = 127
 """Most nodes of a tree: 128 rows with the pending token. No device seen verifies more for free."""
@@ -113,11 +111,3 @@ class Copying:
     shortest: int
     max_depth: int
     alone: float = math.inf
-
-    def __post_init__(self) -> None:
-        if self.shortest < 1 or self.max_depth < 1:
-            raise InvalidRequest(
-                f"copying {self.max_depth} tokens behind matches of {self.shortest}: both must be"
-                " at least 1"
-            )
-        check(self.alone >= 0, "alone", self.alone, "0 or more")

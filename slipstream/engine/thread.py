@@ -74,7 +74,6 @@ class EngineThread:
 
     @property
     def num_waiting(self) -> int:
-        """Number of jobs that have not begun."""
         return len(self._waiting)
 
     @property

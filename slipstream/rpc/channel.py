@@ -1,7 +1,4 @@
-"""Connections to services: limits, keepalive, credentials.
-
-A lost peer is found within 15 seconds by keepalive, on idle connections too.
-"""
+"""Connections to services. A lost peer is found within 15 seconds, on idle connections too."""
 
 import json
 from dataclasses import dataclass
@@ -75,7 +72,6 @@ def connect(address: str, options: ChannelOptions) -> grpc.aio.Channel:
 
 
 def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
-    """Return a channel for threads."""
     where, arguments = check_address(address), _arguments(address, options)
     if options.tls is None:
         return grpc.insecure_channel(where, options=arguments)
@@ -83,7 +79,6 @@ def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
 
 
 def metadata(options: ChannelOptions) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of every call."""
     if options.token is None:
         return ()
     return (("authorization", f"Bearer {options.token}"),)

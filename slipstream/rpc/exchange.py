@@ -61,7 +61,6 @@ class CallOptions:
     owner: str = ""
 
     def limit_s(self, num_tokens: int) -> float:
-        """Return how long a round that sends so many tokens may take."""
         return self.round_s + self.token_s * num_tokens
 
 
@@ -89,7 +88,6 @@ class Exchange:
 
     @property
     def is_open(self) -> bool:
-        """Return whether anything was sent."""
         return self._call is not None
 
     async def ask(self, message: bytes, *, num_tokens: int = 0) -> bytes:

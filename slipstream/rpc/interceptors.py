@@ -13,13 +13,7 @@ import grpc.aio
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from slipstream.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidRequest,
-    SlipstreamError,
-    Unavailable,
-)
+from slipstream.core import errors
 from slipstream.rpc.security import Callers
 from slipstream.rpc.status import pushback_of, status_of
 from slipstream.rpc.wire import check_num_fields
@@ -69,11 +63,11 @@ class Calls:
             return
         self._callers.check(method, context)
         if self._is_closed:
-            raise Unavailable("the service is about to stop")
+            raise errors.Unavailable("the service is about to stop")
         self._num_running += 1
         self._idle.clear()
         try:
-            async with _limited(self.limits.call_s, DeadlineExceeded, _TOO_LONG):
+            async with _limited(self.limits.call_s, errors.DeadlineExceeded, _TOO_LONG):
                 yield
         finally:
             self._num_running -= 1
@@ -135,7 +129,7 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
 
 @asynccontextmanager
 async def _limited(
-    limit_s: float | None, kind: type[SlipstreamError], text: str
+    limit_s: float | None, kind: type[errors.SlipstreamError], text: str
 ) -> AsyncIterator[None]:
     """Raise an error with the `text` where the work takes longer; it has {} for the limit."""
     limit = asyncio.timeout(limit_s)
@@ -160,15 +154,15 @@ def _lenient(parse: Any, limits: CallLimits) -> Callable[[bytes], Any] | None:
                 check_num_fields(data, descriptor, limits.message_fields)
             return parse(data)
         except DecodeError:
-            return InvalidRequest(f"a message of {len(data)} bytes can't be parsed")
-        except InvalidRequest as error:
+            return errors.InvalidRequest(f"a message of {len(data)} bytes can't be parsed")
+        except errors.InvalidRequest as error:
             return error
 
     return parsed
 
 
 def _checked(message: Any) -> Any:
-    if isinstance(message, InvalidRequest):
+    if isinstance(message, errors.InvalidRequest):
         raise message
     return message
 
@@ -193,13 +187,13 @@ class _TimedContext:
         """Send a message. Raises `Unavailable` where the caller does not take it in time, and
         `Cancelled` where it has left: a write may find that before the call is cancelled."""
         try:
-            async with _limited(self._send_s, Unavailable, _NOT_TAKEN):
+            async with _limited(self._send_s, errors.Unavailable, _NOT_TAKEN):
                 if self._is_first:  # by itself: no status could follow a message that is stuck
                     await self._context.send_initial_metadata(())
                     self._is_first = False
                 await self._context.write(message)
         except grpc.aio.InternalError:
-            raise Cancelled("the caller has left") from None
+            raise errors.Cancelled("the caller has left") from None
 
 
 def _taken_in_time(handler: Any, send_s: float) -> Any:
@@ -231,10 +225,10 @@ def _guarded(handler: Any, method: str, calls: Calls, check: Callable[[Any], Any
 async def _abort(context: Any, error: Exception, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if not isinstance(error, SlipstreamError):
+    if not isinstance(error, errors.SlipstreamError):
         _LOG.error("%s failed", method, exc_info=error)
         await context.abort(grpc.StatusCode.INTERNAL, f"{method} failed; the log says why")
-    assert isinstance(error, SlipstreamError)
+    assert isinstance(error, errors.SlipstreamError)
     status = status_of(error)
     trailing = [*(context.trailing_metadata() or ()), *(status.trailing_metadata or ())]
     with suppress(grpc.aio.InternalError):  # the caller has gone meanwhile

@@ -8,7 +8,7 @@ first. Of engines it uses only what frees a session, and its size.
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken, check_fits
@@ -72,26 +72,21 @@ class _Parked:
     num_bytes: int
 
 
+@dataclass(eq=False)
 class Leases:
     """The sessions of one engine. All calls are made on one event loop."""
 
-    def __init__(
-        self,
-        release: Callable[[str], Awaitable[None]],
-        num_bytes: Callable[[str], int],
-        limits: SessionOptions,
-    ) -> None:
-        """`release` frees a session in the engine; `num_bytes` is what it holds there."""
-        self._release = release
-        self._num_bytes = num_bytes
-        self._limits = limits
-        self._active: dict[str, Lease] = {}
-        self._parked: OrderedDict[str, _Parked] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+    release: Callable[[str], Awaitable[None]]
+    """Free a session in the engine."""
+    num_bytes: Callable[[str], int]
+    """Return what a session holds there."""
+    limits: SessionOptions
+    _active: dict[str, Lease] = field(default_factory=dict)
+    _parked: OrderedDict[str, _Parked] = field(default_factory=OrderedDict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def num_active(self) -> int:
-        """Sessions with a running request."""
         return len(self._active)
 
     @property
@@ -102,7 +97,7 @@ class Leases:
     @property
     def held_bytes(self) -> int:
         """Bytes that all of them hold in the engine."""
-        return sum(self._num_bytes(session_id) for session_id in (*self._active, *self._parked))
+        return sum(self.num_bytes(session_id) for session_id in (*self._active, *self._parked))
 
     async def open(self, session_id: str, fence: int, owner: str = "") -> Lease:
         """Take a session, parked or not, over or begin it, for an owner.
@@ -120,7 +115,7 @@ class Leases:
         if parked is not None:
             parked.timer.cancel()
             del self._parked[session_id]
-        elif running is None and len(self._active) >= self._limits.max_sessions:
+        elif running is None and len(self._active) >= self.limits.max_sessions:
             raise CapacityError(
                 f"{len(self._active)} sessions are running, the limit; try again later"
             )
@@ -139,16 +134,16 @@ class Leases:
     async def _close(self, lease: Lease) -> None:
         if self._active.get(lease.session_id) is lease:
             # It stays taken until it is free: a successor must not meet the remains of this one.
-            await self._release(lease.session_id)
+            await self.release(lease.session_id)
             if self._active.get(lease.session_id) is lease:
                 del self._active[lease.session_id]
 
     async def park(self, lease: Lease, ttl_s: float) -> None:
         """Give a session back, but keep what it holds for a while."""
-        if not 0 < ttl_s <= self._limits.max_park_ttl_s:
+        if not 0 < ttl_s <= self.limits.max_park_ttl_s:
             raise InvalidRequest(
                 f"a session can't be parked for {ttl_s:g} s, but for up to"
-                f" {self._limits.max_park_ttl_s:g} s"
+                f" {self.limits.max_park_ttl_s:g} s"
             )
         session_id = lease.session_id
         if self._active.get(session_id) is not lease:
@@ -157,7 +152,7 @@ class Leases:
         timer = asyncio.get_running_loop().call_later(
             ttl_s, lambda: self._own(self._evict(session_id))
         )
-        num_bytes = self._num_bytes(session_id)
+        num_bytes = self.num_bytes(session_id)
         self._parked[session_id] = _Parked(lease.fence, lease.owner, timer, num_bytes)
         await self._make_room()
 
@@ -186,19 +181,19 @@ class Leases:
 
     def _exceeding(self) -> Counter[str]:
         """Return what each owner has of that of which there is too much; nothing if all is well."""
-        if len(self._active) + len(self._parked) > self._limits.max_sessions:
+        if len(self._active) + len(self._parked) > self.limits.max_sessions:
             active = Counter(lease.owner for lease in self._active.values())
             return active + Counter(parked.owner for parked in self._parked.values())
         num_bytes: Counter[str] = Counter()
         for parked in self._parked.values():
             num_bytes[parked.owner] += parked.num_bytes
-        return num_bytes if num_bytes.total() > self._limits.max_parked_bytes else Counter()
+        return num_bytes if num_bytes.total() > self.limits.max_parked_bytes else Counter()
 
     async def _evict(self, session_id: str) -> None:
         parked = self._parked.pop(session_id, None)
         if parked is not None:
             parked.timer.cancel()
-            await self._release(session_id)
+            await self.release(session_id)
 
     def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -13,8 +13,8 @@ from slipstream.core.errors import InternalError
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import LATE, PENDING
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.rpc.conversion.convert import delta_to_pb, plan_to_pb, session_to_pb, timing_from_pb
-from slipstream.rpc.conversion.convert_common import ahead_from_pb, proposal_from_pb
+from slipstream.rpc.conversion.convert import timing_from_pb
+from slipstream.rpc.conversion.convert_common import ahead_from_pb, message_of, proposal_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
@@ -98,7 +98,9 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     async def open(self, session: Session) -> None:
         options, target = self._options, self._target
         opening = draft_pb2.OpenDraft(
-            session=session_to_pb(session, fence=options.fence, owner=options.owner),
+            session=message_of(
+                common_pb2.SessionParams, session, fence=options.fence, owner=options.owner
+            ),
             target=target.identity,
             target_layout=target.layout,
         )
@@ -113,7 +115,10 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             self._trees = AheadTrees()
         began = self._options.clock()
         feed, delta = self._target.feed(), self._news(sequence)
-        propose = draft_pb2.Propose(delta=delta_to_pb(delta), plan=plan_to_pb(plan, feed))
+        propose = draft_pb2.Propose(
+            delta=message_of(common_pb2.Delta, delta),
+            plan=message_of(draft_pb2.Plan, plan, feed=feed),
+        )
         trace = trace_to_pb(carried())
         message = draft_pb2.SpeculateRequest(propose=propose, trace=trace).SerializeToString()
         packed_s = self._options.clock() - began

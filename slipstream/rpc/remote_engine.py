@@ -41,7 +41,6 @@ class RemoteEngine(Generic[R]):
         self.end()
 
     def end(self) -> None:
-        """End the stream at once."""
         self._exchange.cancel()
         self._use.close()
 

@@ -8,12 +8,8 @@ from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, ReplyTiming, Session, Verdict
 from slipstream.core.verify.port_checks import check_verdict
-from slipstream.rpc.conversion.convert import (
-    session_to_pb,
-    timing_from_pb,
-    verdict_from_pb,
-    verify_to_pb,
-)
+from slipstream.rpc.conversion.convert import timing_from_pb, verdict_from_pb, verify_to_pb
+from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
@@ -81,7 +77,9 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         self._session_id = session.session_id
         options = self._options
         opening = target_pb2.OpenTarget(
-            session=session_to_pb(session, fence=options.fence, owner=options.owner),
+            session=message_of(
+                common_pb2.SessionParams, session, fence=options.fence, owner=options.owner
+            ),
             expected=self._expected,
             max_queue_ms=round(options.queue_s * 1000),
         )

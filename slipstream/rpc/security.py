@@ -5,10 +5,10 @@ A server looks at its files at each handshake; a caller's connection keeps those
 
 import re
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import grpc
 
@@ -96,7 +96,6 @@ class ClientTls:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return all files that are read."""
         return tuple(filter(None, (self.ca, self.cert, self.key)))
 
     def credentials(self) -> grpc.ChannelCredentials:
@@ -108,43 +107,8 @@ class ClientTls:
         return grpc.ssl_channel_credentials(ca, private_key=key, certificate_chain=cert)
 
 
-def server_tls(
-    tls_cert: Path | None, tls_key: Path | None, tls_client_ca: Path | None
-) -> ServerTls | None:
-    """Return the TLS of a service's options; None for no TLS. Raises `InvalidRequest`."""
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidRequest("tls_cert and tls_key go together only")
-    if tls_cert is None or tls_key is None:
-        if tls_client_ca is not None:
-            raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
-        return None
-    return ServerTls(tls_cert, tls_key, tls_client_ca)
-
-
-def peer_tls(
-    peer_ca: Path | None, peer_cert: Path | None, peer_key: Path | None, name: str | None = None
-) -> ClientTls | None:
-    """Return the TLS to a service's peers; `name` is the one that their certificates must carry."""
-    if (peer_cert is None) != (peer_key is None):
-        raise InvalidRequest("peer_cert and peer_key go together only")
-    if peer_ca is None:
-        if peer_cert is not None:
-            raise InvalidRequest("peer_cert and peer_key need peer_ca")
-        if name is not None:
-            raise InvalidRequest(f"the name {name!r} of replicas' certificates needs peer_ca")
-        return None
-    return ClientTls(peer_ca, peer_cert, peer_key, name)
-
-
 # Keys of gRPC for the alternative names and the common name of a subject.
 _NAMED_IN = ("peer_dns", "x509_common_name")
-
-
-class Caller(Protocol):
-    """Facts of a call by which its caller is known."""
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return gRPC's facts about the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +119,12 @@ class Callers:
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further names that may call a method, by the last part of its name."""
 
-    def check(self, method: str, caller: Caller) -> None:
+    def check(self, method: str, context: Any) -> None:
         """Raise `PermissionDenied` for others. The method is /PACKAGE.SERVICE/NAME."""
         if not self.names:
             return
         wanted = (*self.names, *self.more.get(method.rpartition("/")[2], ()))
-        shown = caller.auth_context()
+        shown = context.auth_context()
         theirs = [
             name.decode("utf-8", "replace") for part in _NAMED_IN for name in shown.get(part, ())
         ]

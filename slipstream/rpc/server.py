@@ -102,7 +102,10 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [*services, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
-        self._health_server = self._plain_health()
+        self._health_server: grpc.aio.Server | None = None
+        if options.health_address is not None:
+            self._health_server = grpc.aio.server(options=_limits(options))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
 
     async def start(self, *, serving: bool = True) -> int:
         """Listen; the port. Raises `Unavailable` if it is taken. Health is as `serving` says."""
@@ -193,13 +196,6 @@ class Server:
             where = " or ".join(filter(None, (options.address, options.health_address)))
             raise Unavailable(f"the address {where} can't be listened on") from None
         return int(port)
-
-    def _plain_health(self) -> grpc.aio.Server | None:
-        if self._options.health_address is None:
-            return None
-        server = grpc.aio.server(options=_limits(self._options))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        return server
 
 
 def _limits(options: ServerOptions) -> list[tuple[str, int]]:

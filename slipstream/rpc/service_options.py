@@ -4,9 +4,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.errors import InvalidRequest
 from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
-from slipstream.rpc.security import ServerTls, named_callers, peer_tls, server_tls
+from slipstream.rpc.security import ClientTls, ServerTls, named_callers
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
 
 DEFAULT_ADDRESSES = {
@@ -42,7 +43,13 @@ class TlsOptions:
 
     def server(self) -> ServerTls | None:
         """Return how to serve TLS; None for plaintext. Raises `InvalidRequest`."""
-        return server_tls(self.cert, self.key, self.client_ca)
+        if (self.cert is None) != (self.key is None):
+            raise InvalidRequest("tls_cert and tls_key go together only")
+        if self.cert is None or self.key is None:
+            if self.client_ca is not None:
+                raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
+            return None
+        return ServerTls(self.cert, self.key, self.client_ca)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,19 @@ class PeerTlsOptions:
         self, name: str | None, *, max_message_bytes: int = MAX_MESSAGE_BYTES
     ) -> ChannelOptions:
         """Return how to dial replicas whose certificates carry `name`. Raises `InvalidRequest`."""
-        tls = peer_tls(self.ca, self.cert, self.key, name)
-        return ChannelOptions(tls=tls, max_message_bytes=max_message_bytes)
+        return ChannelOptions(tls=self.client(name), max_message_bytes=max_message_bytes)
+
+    def client(self, name: str | None) -> ClientTls | None:
+        """Return the TLS to peers whose certificates carry `name`. Raises `InvalidRequest`."""
+        if (self.cert is None) != (self.key is None):
+            raise InvalidRequest("peer_cert and peer_key go together only")
+        if self.ca is None:
+            if self.cert is not None:
+                raise InvalidRequest("peer_cert and peer_key need peer_ca")
+            if name is not None:
+                raise InvalidRequest(f"the name {name!r} of replicas' certificates needs peer_ca")
+            return None
+        return ClientTls(self.ca, self.cert, self.key, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,12 @@ _BY_CODE[grpc.StatusCode.OUT_OF_RANGE] = errors.SessionOutOfSync
 _TOO_LARGE = re.compile(r"(?:Sent|SERVER: Received) message larger than max \((\d+) vs\. (\d+)\)")
 
 
+_INTERNAL = grpc.StatusCode.INTERNAL
+
+
 def code_of(error: SlipstreamError) -> grpc.StatusCode:
     """The status code of an error; INTERNAL for one that was never meant for the wire."""
     return next((code for kind, code in _TABLE if isinstance(error, kind)), _INTERNAL)
-
-
-_INTERNAL = grpc.StatusCode.INTERNAL
 
 
 def status_of(error: SlipstreamError) -> Any:
@@ -97,7 +97,9 @@ def error_from(error: Any) -> SlipstreamError:
     if kind is errors.InternalError and code is not _INTERNAL:
         sentence = f"{sentence} ({code.name})"
     if kind is errors.LimitExceeded:
-        return errors.LimitExceeded(sentence, retry_after_s=_pushback_s(error))
+        told = str(_trailer(error, PUSHBACK))
+        is_time = told.isdecimal() and len(told) <= _MAX_DIGITS
+        return errors.LimitExceeded(sentence, retry_after_s=int(told) / 1000 if is_time else None)
     return kind(sentence)
 
 
@@ -119,11 +121,6 @@ def pushback_of(error: SlipstreamError) -> tuple[tuple[str, str], ...]:
     wait_s = error.retry_after_s if isinstance(error, errors.LimitExceeded) else None
     wait_ms = PUSHBACK_MS if wait_s is None else math.ceil(wait_s * 1000)
     return ((PUSHBACK, str(wait_ms)),)
-
-
-def _pushback_s(error: Any) -> float | None:
-    told = str(_trailer(error, PUSHBACK))
-    return int(told) / 1000 if told.isdecimal() and len(told) <= _MAX_DIGITS else None
 
 
 def _trailer(error: Any, name: str) -> Any:

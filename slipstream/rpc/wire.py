@@ -128,13 +128,9 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 @cache
 def _inner(descriptor: Descriptor) -> dict[int, Descriptor | None]:
     """Types of the fields that are messages, by number; None for lists of numbers."""
+    texts = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
     return {
         field.number: field.message_type
         for field in descriptor.fields
-        if field.message_type is not None or _is_packed(field)
+        if field.message_type is not None or (field.is_repeated and field.type not in texts)
     }
-
-
-def _is_packed(field: FieldDescriptor) -> bool:
-    is_text = field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-    return field.is_repeated and not is_text

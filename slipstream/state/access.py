@@ -23,10 +23,10 @@ _KNOWN = ("sha256", *_LIMITS, "expires")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key as the file has it."""
+    """An API key as the file has it. Without a name it stands for no key, where none is needed."""
 
-    name: str
-    sha256: str
+    name: str = ""
+    sha256: str = ""
     """SHA-256 of the bearer token: 64 lower-case hexadecimal digits."""
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     expires: date | None = None
@@ -60,7 +60,6 @@ def check_name(name: str) -> str:
 
 
 def render(entry: Entry) -> str:
-    """Return a key as it stands in a file."""
     lines = [f"[keys.{entry.name}]", f'sha256 = "{entry.sha256}"']
     lines += [f"{name} = {limit}" for name, limit in entry.limits.given().items()]
     lines += [] if entry.expires is None else [f"expires = {entry.expires.isoformat()}"]
@@ -121,19 +120,8 @@ _PREFIX = "Bearer "
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """An API key and its permissions. The name is empty where no token is needed."""
-
-    name: str = ""
-    limits: QuotaLimits = field(default_factory=QuotaLimits)
-
-
 class Access:
-    """Authentication by the keys of a file, which is read again when it changes.
-
-    Without a file, no token is needed.
-    """
+    """Authentication by the keys of a file, read again on changes; without one all may call."""
 
     def __init__(
         self,
@@ -151,13 +139,13 @@ class Access:
         if self._keys is not None and not self._keys.value:
             raise InvalidRequest(f"{path} has no key in it, so every request would be refused")
 
-    def check(self, metadata: Metadata | None) -> Key:
+    def check(self, metadata: Metadata | None) -> Entry:
         """Return the key of the bearer token. Raises `Unauthenticated` for a token of no key.
 
         Takes as long for every wrong token, so that none can be guessed bit by bit.
         """
         if self._keys is None:
-            return Key()
+            return Entry()
         if (now_s := self._clock()) - self._checked_s >= CHECK_S:
             self._checked_s = now_s
             self._keys.refresh()
@@ -168,7 +156,7 @@ class Access:
         entry = found[0]
         if entry.expires is not None and entry.expires <= self._today():
             raise Unauthenticated(f"the token of the key {entry.name!r} has expired")
-        return Key(entry.name, entry.limits)
+        return entry
 
 
 def _watched(path: Path) -> tuple[Entry, ...]:

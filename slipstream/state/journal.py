@@ -39,19 +39,14 @@ class StoreJournal:
         self._opening: Opening | None = None
         self._ending: str | None = None
         self._error: SessionTaken | None = None
-        self._is_behind = grant is None
+        self.is_behind = grant is None
+        """True while something was sent that is not kept."""
         self._writing = asyncio.Lock()
         """Held by what may acquire the lease anew: two leases would end each other."""
         self._num_unkept = self._num_target_losses = 0
 
     @property
-    def is_behind(self) -> bool:
-        """Return whether something was sent that is not kept."""
-        return self._is_behind
-
-    @property
     def num_bytes(self) -> int:
-        """Memory for the tokens."""
         return self._tokens.itemsize * len(self._tokens)
 
     def open(self, tokens: Sequence[int], opening: Opening) -> None:
@@ -68,13 +63,13 @@ class StoreJournal:
         if ending is not None:
             kept = replace(ending.stats, continuity=replace(ending.stats.continuity, is_kept=True))
             self._ending = replace(ending, stats=kept).to_json()
-        if not self._is_behind:
+        if not self.is_behind:
             try:
                 await self._write()
             except Unavailable as error:
-                self._is_behind = True
+                self.is_behind = True
                 _LOG.warning("session %s goes on unkept: %s", self._claim.session_id, error)
-        if self._is_behind:
+        if self.is_behind:
             self._num_unkept += len(tokens)
 
     def lost_target(self) -> None:
@@ -83,7 +78,7 @@ class StoreJournal:
 
     def continuity(self) -> Continuity:
         return Continuity(
-            is_kept=not self._is_behind,
+            is_kept=not self.is_behind,
             num_unkept_tokens=self._num_unkept,
             num_target_losses=self._num_target_losses,
         )
@@ -95,13 +90,13 @@ class StoreJournal:
         raised by `keep`.
         """
         try:
-            if not self._is_behind and self._lease is not None:
+            if not self.is_behind and self._lease is not None:
                 return await self._renew(self._lease)
             if self._has_unkept:
                 await self._write()
-            if self._is_behind and self._opening is not None and not self._has_unkept:
+            if self.is_behind and self._opening is not None and not self._has_unkept:
                 _LOG.info("session %s is kept again", self._claim.session_id)
-                self._is_behind = False
+                self.is_behind = False
         except SessionTaken as error:
             self._error = error
 
@@ -113,7 +108,7 @@ class StoreJournal:
         """
         self._claim = replace(self._claim, takes_over=False)
         try:
-            if self._is_behind and self._opening is not None:
+            if self.is_behind and self._opening is not None:
                 await self.tend()
             if self._lease is not None:
                 await self._store.release(self._lease, target=target, draft=draft)

@@ -1,7 +1,4 @@
-"""Sessions in the memory of one process: the default, and the model of what Redis does.
-
-No operation ever waits, so that code without an event loop can use it as well.
-"""
+"""Sessions in the memory of one process, without a wait: the model of what Redis does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,9 +12,6 @@ from slipstream.state.store import (
     SessionUpdate,
     StoredTurn,
     StoreLease,
-    check_claim,
-    check_update,
-    claim_refused,
     session_refused,
 )
 from slipstream.state.stored_session import Expiries, StoredSession
@@ -49,7 +43,6 @@ class MemoryStore:
         self._num_bytes = 0
 
     async def acquire(self, claim: Claim) -> Grant:
-        check_claim(claim)
         now = self._clock()
         self._forget_old(now)
         kept = self._all.get(claim.session_id)
@@ -57,10 +50,10 @@ class MemoryStore:
             kept = self._begun(claim)
         elif not kept.is_again(claim):
             if (why := kept.refusal(claim, now)) is not None:
-                raise claim_refused(why, claim, model=kept.record.model)
+                raise claim.refused(why, model=kept.record.model)
             kept.begin(claim, max_past=self._bounds.max_past)
         elif kept.record.turn.ending is None and kept.is_leased_by_other_attempt(claim):
-            raise claim_refused("taken", claim)
+            raise claim.refused("taken")
         self._expire(kept, now + min(claim.ttl_s, self._bounds.lease_s))
         if kept.record.turn.ending is not None:
             kept.touch(claim.ttl_s, now=now)
@@ -73,7 +66,7 @@ class MemoryStore:
         return Grant(kept.whole(), StoreLease(claim.session_id, kept.record.fence, claim.ttl_s))
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        check_update(update, self._bounds)
+        update.check_within(self._bounds)
         now = self._clock()
         kept = self._held(lease, now)
         if (why := kept.misfit(update)) is not None:
@@ -125,7 +118,7 @@ class MemoryStore:
 
     def _begun(self, claim: Claim) -> StoredSession:
         if not claim.create or not claim.model:
-            raise claim_refused("absent", claim)
+            raise claim.refused("absent")
         turn = StoredTurn(claim.request_id, claim.digest)
         kept = StoredSession(Record(claim.session_id, claim.owner, claim.model, 0, turn))
         self._all[claim.session_id] = kept

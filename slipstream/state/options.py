@@ -1,7 +1,4 @@
-"""The `store_*` options of a service, checked, and the endpoint that its URL names.
-
-Reads the password's file; opens no connection.
-"""
+"""The `store_*` options of a service, checked, and the endpoint that its URL names."""
 
 import re
 from dataclasses import dataclass
@@ -84,9 +81,6 @@ def _db(text: str) -> int:
     return int(text)
 
 
-DEFAULT_PREFIX = "slipstream"
-DEFAULT_TIMEOUT_S = 0.1
-
 _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -103,8 +97,8 @@ class StoreOptions:
     ca: Path | None = option(None, "Certificate to trust in the store; unset, the system's.")
     cert: Path | None = option(None, "Certificate to show to the store.")
     key: Path | None = option(None, "Its private key.")
-    prefix: str = option(DEFAULT_PREFIX, "Beginning of every key in the store.")
-    timeout_s: float = option(DEFAULT_TIMEOUT_S, "Longest time for the store to answer.")
+    prefix: str = option("slipstream", "Beginning of every key in the store.")
+    timeout_s: float = option(0.1, "Longest time for the store to answer.")
 
     def __post_init__(self) -> None:
         limit = "1 to 64 letters, digits, dots, colons, dashes or underscores"

@@ -87,22 +87,17 @@ def refusal(ticket: Ticket, limit: str, wait_s: float) -> LimitExceeded:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Rest of a minute's quota; None for all of it."""
+    """Rest of a minute's quota, all of it at first."""
 
-    level: float | None = None
+    level: float = math.inf
     at_s: float = 0.0
 
     def fill(self, limit: int, now_s: float) -> float:
         """Fill it for the time that passed; return its level."""
-        level = limit if self.level is None else self.level
         passed_s = max(0.0, now_s - self.at_s)
-        self.level = min(float(limit), level + passed_s * limit / MINUTE_S)
+        self.level = min(float(limit), self.level + passed_s * limit / MINUTE_S)
         self.at_s = now_s
         return self.level
-
-    def lower(self, amount: float) -> None:
-        assert self.level is not None
-        self.level -= amount
 
 
 @dataclass(slots=True)
@@ -128,7 +123,7 @@ class MemoryQuotas:
             limit = max(waits, key=lambda name: waits[name])
             raise refusal(ticket, limit, waits[limit])
         if ticket.limits.requests_per_minute is not None:
-            account.requests.lower(1)
+            account.requests.level -= 1
         account.running[ticket.request] = (ticket.attempt, now_s + ttl_s)
 
     async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
@@ -159,7 +154,7 @@ class MemoryQuotas:
         account = self._account(ticket, now_s)
         if most is not None:
             account.tokens.fill(most, now_s)
-            account.tokens.lower(num_tokens)
+            account.tokens.level -= num_tokens
         return account, now_s
 
 

@@ -1,7 +1,4 @@
-"""A client of Redis: connections to one endpoint, and scripts within a time limit.
-
-The only module that imports `redis`; to be imported itself only where one is configured.
-"""
+"""Connections to one endpoint of Redis. Imported only where one is configured."""
 
 import asyncio
 import os

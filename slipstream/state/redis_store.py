@@ -1,12 +1,10 @@
-"""Sessions in Redis: any process that reaches it can go on with them.
+"""Sessions in Redis, each operation a script; see `lua/session.lua` for what is kept."""
 
-Each operation is one script there; see `scripts` for what is kept.
-"""
-
+import struct
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.request.request import SessionRef
-from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW, packed, unpacked
+from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW
 from slipstream.state.store import (
     Bounds,
     Claim,
@@ -15,9 +13,6 @@ from slipstream.state.store import (
     SessionUpdate,
     StoredTurn,
     StoreLease,
-    check_claim,
-    check_update,
-    claim_refused,
     session_refused,
 )
 
@@ -36,7 +31,6 @@ class RedisStore:
         self._lease_ms = _milliseconds(bounds.lease_s)
 
     async def acquire(self, claim: Claim) -> Grant:
-        check_claim(claim)
         names = (claim.request_id, claim.digest, claim.owner, claim.holder, claim.model)
         times = (_milliseconds(claim.ttl_s), self._lease_ms, self._bounds.max_past)
         takes_over = "1" if claim.takes_over else ""
@@ -44,21 +38,22 @@ class RedisStore:
         reply = await self._redis.run(ACQUIRE, self._keys(claim.session_id), args)
         if reply[0]:
             model = reply[1].decode() if len(reply) > 1 else ""
-            raise claim_refused(reply[0].decode(), claim, model=model)
+            raise claim.refused(reply[0].decode(), model=model)
         record = _record(claim.session_id, reply)
         is_leased = bool(reply[2])
         lease = StoreLease(claim.session_id, record.fence, claim.ttl_s) if is_leased else None
         return Grant(record, lease)
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        check_update(update, self._bounds)
+        update.check_within(self._bounds)
         opening = ("", "", "", "", "")
         if update.opening is not None:
             opened = update.opening
             facts = (opened.params, opened.tokenizer_hash, opened.arithmetic)
             opening = ("1", str(opened.num_prompt_tokens), *facts)
         ending = ("", "") if update.ending is None else ("1", update.ending)
-        args = (*self._held(lease), update.start, packed(update.tokens), *opening, *ending)
+        tokens = struct.pack(f"<{len(update.tokens)}I", *update.tokens)
+        args = (*self._held(lease), update.start, tokens, *opening, *ending)
         _check(lease, await self._redis.run(APPEND, self._keys(lease.session_id), args))
 
     async def renew(self, lease: StoreLease) -> None:
@@ -114,7 +109,7 @@ def _record(session_id: str, reply: list[Any]) -> Record:
         model,
         int(fence),
         StoredTurn(request_id, digest, int(prompt), params, ending),
-        tokens=unpacked(tokens),
+        tokens=struct.unpack(f"<{len(tokens) // 4}I", tokens),
         tokenizer_hash=tokenizer,
         arithmetic=arithmetic or None,
         target=target,

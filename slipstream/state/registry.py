@@ -1,7 +1,4 @@
-"""Live replicas in Redis: one that announces itself is listed until it leaves or falls silent.
-
-One hash per role; each script is atomic, and times are those of Redis.
-"""
+"""Live replicas in Redis: one that announces itself is listed until it leaves or falls silent."""
 
 import asyncio
 import json
@@ -26,40 +23,7 @@ _FORGET_S = 3600
 MAX_ADDRESS = 300
 _LOG = logging.getLogger("slipstream.state")
 
-# Values are "TIME INCARNATION TEXT", by address; times in milliseconds. Earlier routers read the
-# text.
-_NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
-_ANNOUNCE = Script(
-    f"""{_NOW}
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %s %s', now, ARGV[2], ARGV[3]))
-redis.call('EXPIRE', KEYS[1], ARGV[4])
-"""
-)
-_LEAVE = Script(
-    """
-local kept = redis.call('HGET', KEYS[1], ARGV[1])
-if kept and string.match(kept, '^%d+ (%S+) ') == ARGV[2] then
-  redis.call('HDEL', KEYS[1], ARGV[1])
-end
-"""
-)
-_LIVE = Script(
-    f"""{_NOW}
-local all, live = redis.call('HGETALL', KEYS[1]), {{}}
-for at = 1, #all, 2 do
-  local said = string.match(all[at + 1], '^(%d+) ')
-  if said and now - tonumber(said) <= tonumber(ARGV[1]) then
-    table.insert(live, all[at])
-  else
-    redis.call('HDEL', KEYS[1], all[at])
-  end
-end
-return live
-"""
-)
+_ANNOUNCE, _LEAVE, _LIVE = map(Script.of, ("announce", "leave", "live"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +84,6 @@ class Registry:
         return tuple(sorted(found))
 
     async def aclose(self) -> None:
-        """End connections. May be repeated."""
         await self._redis.aclose()
 
     async def _run(self, script: Script, role: ReplicaRole, *words: Any) -> Any:

@@ -8,7 +8,8 @@ import re
 import secrets
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -28,7 +29,7 @@ from slipstream.core.request.request import (
     make_request,
 )
 from slipstream.core.request.results import Chunk, Ending, PromptInfo
-from slipstream.core.text.text import Piece, TextStream, joined
+from slipstream.core.text import Piece, TextStream, joined
 from slipstream.core.types import Verification
 from slipstream.state.journal import StoreJournal
 from slipstream.state.store import Claim, Record, SessionStore, StoredTurn
@@ -56,18 +57,18 @@ class AcquiredSession:
     journal: StoreJournal | None
 
 
+@dataclass(eq=False)
 class SessionLeases:
-    """Acquires sessions in a store."""
+    """Acquires sessions in a store.
 
-    def __init__(
-        self, store: SessionStore, rules: KeepRules, *, next_fence: Callable[[], int]
-    ) -> None:
-        """`next_fence` stands in for the store's fences while it does not answer."""
-        self._store = store
-        self._rules = rules
-        self._next_fence = next_fence
-        self._process = secrets.token_hex(8)
-        self._attempts = count()
+    `next_fence` stands in for the store's fences while it does not answer.
+    """
+
+    store: SessionStore
+    rules: KeepRules
+    next_fence: Callable[[], int]
+    _process: str = field(default_factory=partial(secrets.token_hex, 8))
+    _attempts: Iterator[int] = field(default_factory=count)
 
     async def acquire(self, generation: Generation, owner: str, model: str) -> AcquiredSession:
         """Acquire the session of a request with an id; an empty `model` is that of its session.
@@ -77,26 +78,26 @@ class SessionLeases:
         """
         claim = self._claim(generation, owner, model)
         try:
-            grant = await self._store.acquire(claim)
+            grant = await self.store.acquire(claim)
         except Unavailable as error:
             if not claim.create:
                 raise Unavailable(
                     f"session {claim.session_id} can't be looked up: {error}"
                 ) from None
-            if not self._rules.allows_unkept:
+            if not self.rules.allows_unkept:
                 raise
             request = StoredTurn(claim.request_id, claim.digest)
-            fence = self._next_fence()
+            fence = self.next_fence()
             record = Record(claim.session_id, claim.owner, claim.model, fence, request)
-            return AcquiredSession(record, StoreJournal(self._store, claim, None))
-        journal = None if grant.lease is None else StoreJournal(self._store, claim, grant)
+            return AcquiredSession(record, StoreJournal(self.store, claim, None))
+        journal = None if grant.lease is None else StoreJournal(self.store, claim, grant)
         return AcquiredSession(grant.record, journal)
 
     async def delete(self, session_id: str, owner: str) -> Record:
-        return await self._store.delete(session_id, owner)
+        return await self.store.delete(session_id, owner)
 
     def _claim(self, generation: Generation, owner: str, model: str) -> Claim:
-        session, rules = generation.session, self._rules
+        session, rules = generation.session, self.rules
         return Claim(
             session_id=session_of(generation, owner),
             request_id=generation.ask.request_id,

@@ -55,6 +55,24 @@ class Claim:
     """Id of the request that must be the session's newest one with tokens, but for one that never
     ended; empty for any."""
 
+    def __post_init__(self) -> None:
+        """Raise `InvalidRequest` for names that are not in order: they become keys and lines."""
+        SessionRef(self.session_id)
+        names = self.request_id, self.owner, self.holder, self.model, self.digest, self.after
+        for name in names:
+            if not (name.isascii() and name.isprintable()) and name:
+                raise InvalidRequest(f"{name[:80]!r} is not one line of printable ASCII characters")
+        check(self.ttl_s > 0, "a session's ttl_s", self.ttl_s, "above 0")
+
+    def refused(self, why: str, *, model: str = "") -> SlipstreamError:
+        """Return the error of the claim; `model` is the session's."""
+        if why == "request":
+            return RequestExists(f"request id {self.request_id!r} is that of another request")
+        name = f"request {self.request_id!r}" if self.is_alone else f"session {self.session_id}"
+        if why == "model":
+            return InvalidRequest(f"{name} is with model {model}, not {self.model}")
+        return _ERRORS[why](name)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
@@ -90,7 +108,6 @@ class Record:
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Final tokens of the newest request's output."""
         start = self.turn.num_prompt_tokens
         return self.tokens[start:] if start else ()
 
@@ -144,6 +161,28 @@ class SessionUpdate:
     tokens: tuple[int, ...]
     opening: Opening | None = None
     ending: str | None = None
+
+    def check_within(self, bounds: "Bounds") -> None:
+        """Raise `CapacityError` for more than is kept, `InvalidRequest` for nonsense."""
+        num_tokens = self.start + len(self.tokens)
+        if num_tokens > bounds.max_tokens:
+            raise CapacityError(
+                f"the session has {num_tokens} tokens, but at most {bounds.max_tokens} are kept"
+            )
+        ids = self.tokens
+        if self.start < 0 or (ids and not (min(ids) >= 0 and max(ids) < 1 << 32)):
+            raise InvalidRequest("a token's id or position is below 0 or above 32 bits")
+        opening = self.opening
+        if opening is not None and not 0 < opening.num_prompt_tokens <= num_tokens:
+            raise InvalidRequest(
+                f"a prompt of {opening.num_prompt_tokens} tokens opens a session of {num_tokens}"
+            )
+        for text in (self.ending, opening and opening.params):
+            if text and len(text.encode()) > bounds.max_text_bytes:
+                raise CapacityError(
+                    f"a request's text has {len(text.encode())} bytes, but at most"
+                    f" {bounds.max_text_bytes} are kept"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,48 +262,5 @@ _ERRORS: dict[str, Callable[[str], SlipstreamError]] = {
 }
 
 
-def claim_refused(why: str, claim: Claim, *, model: str = "") -> SlipstreamError:
-    """Return the error of a claim; `model` is the session's."""
-    if why == "request":
-        return RequestExists(f"request id {claim.request_id!r} is that of another request")
-    name = f"request {claim.request_id!r}" if claim.is_alone else f"session {claim.session_id}"
-    if why == "model":
-        return InvalidRequest(f"{name} is with model {model}, not {claim.model}")
-    return _ERRORS[why](name)
-
-
 def session_refused(why: str, session_id: str) -> SlipstreamError:
-    """Return the error of an operation on a session."""
     return _ERRORS[why](f"session {session_id}")
-
-
-def check_claim(claim: Claim) -> None:
-    """Raise `InvalidRequest` for names that are not in order: they become keys and lines."""
-    SessionRef(claim.session_id)
-    names = claim.request_id, claim.owner, claim.holder, claim.model, claim.digest, claim.after
-    for name in names:
-        if not (name.isascii() and name.isprintable()) and name:
-            raise InvalidRequest(f"{name[:80]!r} is not one line of printable ASCII characters")
-    check(claim.ttl_s > 0, "a session's ttl_s", claim.ttl_s, "above 0")
-
-
-def check_update(update: SessionUpdate, bounds: Bounds) -> None:
-    """Raise `CapacityError` for more than is kept of a session, `InvalidRequest` for nonsense."""
-    num_tokens = update.start + len(update.tokens)
-    if num_tokens > bounds.max_tokens:
-        raise CapacityError(
-            f"the session has {num_tokens} tokens, but at most {bounds.max_tokens} are kept"
-        )
-    ids = update.tokens
-    if update.start < 0 or (ids and not (min(ids) >= 0 and max(ids) < 1 << 32)):
-        raise InvalidRequest("a token's id or position is below 0 or above 32 bits")
-    if update.opening is not None and not 0 < update.opening.num_prompt_tokens <= num_tokens:
-        raise InvalidRequest(
-            f"a prompt of {update.opening.num_prompt_tokens} tokens opens a session of {num_tokens}"
-        )
-    for text in (update.ending, update.opening and update.opening.params):
-        if text and len(text.encode()) > bounds.max_text_bytes:
-            raise CapacityError(
-                f"a request's text has {len(text.encode())} bytes, but at most"
-                f" {bounds.max_text_bytes} are kept"
-            )

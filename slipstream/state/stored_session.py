@@ -28,7 +28,6 @@ class StoredSession:
     counted_bytes: int = 0
 
     def whole(self) -> Record:
-        """Return the record with all tokens."""
         return replace(self.record, tokens=tuple(self.tokens))
 
     def hold(self, lease_s: float, ttl_s: float, *, now: float) -> None:
@@ -47,7 +46,6 @@ class StoredSession:
         return self.leased_until > now and self.record.turn.ending is None
 
     def num_bytes(self) -> int:
-        """Return the memory that it takes."""
         turn = self.record.turn
         texts = (turn.params, turn.ending or "", *self.past)
         return _OVERHEAD_BYTES + 4 * len(self.tokens) + sum(map(len, texts))
@@ -120,7 +118,6 @@ class StoredSession:
         return None
 
     def add(self, update: SessionUpdate) -> None:
-        """Keep an update that fits."""
         record, turn, opening = self.record, self.record.turn, update.opening
         if update.ending is not None:
             turn = replace(turn, ending=update.ending)
@@ -155,7 +152,6 @@ class Expiries:
             self._heap = sorted(self._newest.values())
 
     def discard(self, name: str) -> None:
-        """Forget the name."""
         self._newest.pop(name, None)
 
     def first(self) -> tuple[float, str] | None:

@@ -25,7 +25,7 @@ def operation_of(generation: Generation) -> str:
     """Return the operation: messages are a chat, a raw text and token ids are completed."""
     prompt = generation.prompt
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)  # not checked yet
-    is_raw = generation.ask.raw or (is_list and are_ids(prompt))
+    is_raw = generation.ask.form.raw or (is_list and are_ids(prompt))
     return COMPLETION if is_raw else CHAT
 
 

@@ -48,8 +48,7 @@ def encode_prompt(
     if form.tools and last_token is not None:
         raise InvalidRequest("tools are given with a later turn, but only the first can have any")
     if max_tokens is not None:
-        tools = [(tool.name, tool.description, tool.parameters) for tool in form.tools]
-        check_num_bytes(_num_bytes(content) + _num_bytes(tools), max_tokens)
+        check_size(content, form.tools, max_tokens)
     if form.raw:
         text = content if form.allow_special_tokens else tokenizer.as_text(content)
     else:
@@ -90,6 +89,14 @@ def _parted(
     if len(parts) != 2:
         raise InvalidRequest("the chat template of this model can't continue a conversation")
     return parts
+
+
+def check_size(content: Any, tools: Sequence[Tool], max_tokens: int) -> int:
+    """Return the bytes of a prompt and its tools. Raises `PromptTooLong` for more than fit."""
+    texts = [(tool.name, tool.description, tool.parameters) for tool in tools]
+    size = _num_bytes(content) + _num_bytes(texts)
+    check_num_bytes(size, max_tokens)
+    return size
 
 
 def _num_bytes(value: Any) -> int:

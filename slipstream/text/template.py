@@ -71,7 +71,7 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidRequest("there are no messages for the chat template")
-        program, in_parts = self._program, self._roles_in_parts
+        program, in_parts = self._program, self.roles_in_parts
         try:
             return self._text(program, [_in_form(message, in_parts) for message in messages], tools)
         except (InvalidRequest, MemoryError):
@@ -80,10 +80,6 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the chat template refuses these messages ({_brief(error)})"
             ) from None
-
-    def try_out(self) -> None:
-        """Render samples of messages, which is kept; mistakes show when messages are rendered."""
-        _ = self._roles_in_parts
 
     @cached_property
     def _program(self) -> Template:
@@ -99,7 +95,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template is broken ({_brief(error)})") from None
 
     @cached_property
-    def _roles_in_parts(self) -> frozenset[str]:
+    def roles_in_parts(self) -> frozenset[str]:
         """Roles of the messages whose content is walked over in parts: as a text it is lost."""
         user = {"role": "user", "content": _SAMPLE}
         found: set[str] = set()

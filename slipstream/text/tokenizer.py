@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
 from slipstream.core.request.prompt import Message
 from slipstream.core.request.tools import Tool
-from slipstream.core.text.text import check_unicode
+from slipstream.core.text import check_unicode
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, Now
 from slipstream.text.token_bytes import TokenTable
@@ -36,10 +36,7 @@ class TokenizerParts(NamedTuple):
 
 
 class TextTokenizer:
-    """A tokenizer and the chat template of a model.
-
-    Nothing of it changes after it is made, so any number of threads may use it at once.
-    """
+    """A tokenizer and the chat template of a model. Any number of threads may use it at once."""
 
     def __init__(self, parts: TokenizerParts, backend: Tokenizer, template: ChatTemplate) -> None:
         """See `from_parts`; `backend` must be this instance's own, and without truncation."""
@@ -73,7 +70,6 @@ class TextTokenizer:
 
     @property
     def chat_template(self) -> str:
-        """Return the template in Jinja; empty for none."""
         return self._parts.chat_template
 
     def __len__(self) -> int:
@@ -82,7 +78,6 @@ class TextTokenizer:
 
     @cached_property
     def vocab_hash(self) -> str:
-        """Return the `vocab_hash` of the tokens, those added included."""
         vocab = self._backend.get_vocab(with_added_tokens=True)
         del vocab[BREAK]
         return vocab_hash(vocab)
@@ -149,7 +144,6 @@ class TextTokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `TokenTable.token_bytes`."""
         return self.table.token_bytes(token_id)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -191,7 +185,7 @@ class TextTokenizer:
 
     def try_template(self) -> None:
         """Find how the chat template takes messages, so that the first prompt need not wait."""
-        self._template.try_out()
+        _ = self._template.roles_in_parts
 
 
 def vocab_hash(vocab: Mapping[str, int]) -> str:

@@ -50,7 +50,6 @@ def format_of(chat_template: str, chosen: str = AUTO_FORMAT) -> ToolFormat | Non
 
 
 def tool_json(tool: Tool) -> Json:
-    """Return a tool as chat templates take it."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
     return {"type": "function", "function": function}
 

@@ -1,11 +1,12 @@
 """docs/compatibility.md: every field of bodies, out of the models and the table that read them."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, get_args
 
 from reference.tables import cell, code, table
 from slipstream_gateway.body import ChatRequest, CompletionRequest
-from slipstream_gateway.errors import IGNORED, NEUTRAL, shown
+from slipstream_gateway.errors import IGNORED, NEUTRAL
 from slipstream_gateway.messages import StrictModel
 from slipstream_gateway.responses_body import ResponsesRequest
 
@@ -35,7 +36,7 @@ def page() -> str:
     ]
     ignored = [(code(name), cell(why)) for name, why in IGNORED.items()]
     neutral = [
-        (code(name), " or ".join(code(shown(it)) for it in values) or "left out")
+        (code(name), " or ".join(code(json.dumps(it)) for it in values) or "left out")
         for name, values in NEUTRAL.items()
     ]
     sections = {

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -66,28 +67,23 @@ _BODIES = {
 }
 
 
+@dataclass(eq=False)
 class Routes:
     """The routes. `client` sends requests to the routers, `probe` health checks."""
 
-    def __init__(
-        self,
-        config: HttpConfig,
-        client: AsyncClient,
-        probe: AsyncClient,
-        *,
-        wall_s: Callable[[], float] = time.time,
-    ) -> None:
-        self._config = config
-        self._client = client
-        self._probe = probe
-        files = filter(None, [config.token_file])
-        self._token = ReloadedFiles(tuple(files), config.token, "bearer tokens")
-        self._wall_s = wall_s
+    config: HttpConfig
+    client: AsyncClient
+    probe: AsyncClient
+    wall_s: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        files = filter(None, [self.config.token_file])
+        self._token = ReloadedFiles(tuple(files), self.config.token, "bearer tokens")
 
     async def chat(self, request: Request) -> Response:
         """Continue messages, through the model's chat template."""
         body, request_id = await self._read(ChatRequest, request), request_id_of(request)
-        limit = self._config.default_max_tokens
+        limit = self.config.default_max_tokens
         options = chat_options(body, request_id=request_id, default_max_tokens=limit)
         use = tool_use(options, is_single=not body.parallel_tool_calls)
         return await self._answer(request, body, options, ChatFormat(use))
@@ -106,17 +102,17 @@ class Routes:
     async def responses(self, request: Request) -> Response:
         """Answer as OpenAI's newer API has it, on top of an earlier response where one is named."""
         body, request_id = await self._read(ResponsesRequest, request), request_id_of(request)
-        limit = self._config.default_max_tokens
+        limit = self.config.default_max_tokens
         job = ResponseJob(body, request_id, token_of(request) or "", default_max_tokens=limit)
-        job.options["timeout_s"] = self._config.timeout_s
+        job.options["timeout_s"] = self.config.timeout_s
         client, headers = self._client_of(request), shown_id(request, request_id)
         with within(carrier_in(request.headers)):
             if not body.stream:
                 result = await unless_gone(request.receive, job.result(client))
-                answer = job.answer(result.prompt, int(self._wall_s()))
+                answer = job.answer(result.prompt, int(self.wall_s()))
                 answer.push(result)
                 return json_response(answer.whole, headers=headers)
-            events = job.events(client, self._wall_s)
+            events = job.events(client, self.wall_s)
             return await self._streamed(request, events, headers, refused_event)
 
     async def tokenize(self, request: Request) -> Response:
@@ -156,16 +152,16 @@ class Routes:
     async def health(self, request: Request) -> Response:
         """Return 200 where a router answers and has a model, else 503."""
         with suppress(AccessError):  # a router that refuses the probe's token answers
-            if not await unless_gone(request.receive, self._probe.models()):
+            if not await unless_gone(request.receive, self.probe.models()):
                 raise Unavailable("the router has no target yet")
         return json_response({"status": "ok"})
 
     def _client_of(self, request: Request) -> AsyncClient:
         self._token.refresh()
-        return self._client.with_token(token_of(request) or self._token.value)
+        return self.client.with_token(token_of(request) or self._token.value)
 
     async def _read(self, kind: type[R], request: Request) -> R:
-        config = self._config
+        config = self.config
         body = await read_body(
             request.stream(),
             request.headers,
@@ -185,7 +181,7 @@ class Routes:
         style: ApiFormat,
     ) -> Response:
         client, request_id = self._client_of(request), options["request_id"]
-        options["timeout_s"] = self._config.timeout_s
+        options["timeout_s"] = self.config.timeout_s
         headers = shown_id(request, request_id)
         answers = each_answer(body, options)
         with within(carrier_in(request.headers)):
@@ -218,13 +214,13 @@ class Routes:
         refused: Callable[[SlipstreamError], bytes],
     ) -> Response:
         """Return a stream of events. Until it begins, a refusal has a status of its own."""
-        pause_s = self._config.stream_keep_alive_s
+        pause_s = self.config.stream_keep_alive_s
         stream = EventStream(events, headers, keep_alive_s=pause_s, refused=refused)
         await stream.begin(request.receive)
         return stream
 
     def _envelope(self, style: ApiFormat, request_id: str, model: str) -> Envelope:
-        return Envelope(style.prefix + request_id, int(self._wall_s()), model)
+        return Envelope(style.prefix + request_id, int(self.wall_s()), model)
 
 
 def make_app(routes: Routes, *, has_page: bool = False) -> FastAPI:

@@ -1,6 +1,6 @@
 """Bodies of requests: one JSON object each, and models of its parameters, which OpenAPI shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
@@ -180,7 +180,6 @@ class CompletionRequest(SharedRequest):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Return the prompts."""
         return list(self.prompt)
 
 
@@ -228,7 +227,8 @@ def validated(kind: type[R], values: Mapping[str, Any]) -> R:
         return kind.model_validate(values)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = _place(fault["loc"])
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}" for step in fault["loc"])
+    place = "".join(steps).removeprefix(".")  # as Python writes it: messages[0].content
     if fault["type"] == "missing":
         raise refused(place, "is needed", "missing_parameter")
     if fault["type"] == "extra_forbidden":
@@ -237,12 +237,6 @@ def validated(kind: type[R], values: Mapping[str, Any]) -> R:
     starts = message.startswith("Input")
     message = message.replace("Input", place, 1) if starts else f"{place} {message}"
     raise HttpError(message, param=place)
-
-
-def _place(path: Sequence[str | int]) -> str:
-    """Return a place in a body as Python writes it: messages[0].content."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}" for step in path)
-    return "".join(steps).removeprefix(".")
 
 
 def read_as(kind: type[R], body: bytes) -> R:

@@ -106,12 +106,10 @@ class ChatFormat:
         self._use = use
 
     def choice(self, index: int, prompt: PromptInfo) -> ChatChoice:
-        """Return the answer with this index."""
         return ChatChoice(index, prompt, self._use)
 
 
 def parser_of(use: ToolUse, prompt: PromptInfo) -> ToolCallParser:
-    """Return a parser of the text of an answer to this prompt."""
     names = [tool.name for tool in use.tools]
     return ToolCallParser(None if use.is_forced else prompt.tool_format, names)
 

@@ -23,12 +23,10 @@ class OpenStream:
 
     @property
     def prompt(self) -> PromptInfo:
-        """Return the facts that came with the first chunk."""
         assert self.first.prompt is not None
         return self.first.prompt
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Yield all chunks."""
         async with aclosing(self.rest):
             yield self.first
             async for chunk in self.rest:
@@ -79,14 +77,8 @@ async def _read(index: int, stream: OpenStream, queue: _Parts) -> None:
 async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield chunks as they come, each with the number of its stream. Raises what one raises.
 
-    One stream alone is read no faster than its chunks are taken; of several, one chunk of each
-    waits, and one more.
+    One chunk of each waits, and one more.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0].chunks()) as alone:
-            async for chunk in alone:
-                yield 0, chunk
-        return
     queue: _Parts = asyncio.Queue(1)
     tasks = [
         asyncio.create_task(_read(index, stream, queue)) for index, stream in enumerate(streams)
@@ -108,7 +100,6 @@ async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chu
 
 
 async def texts_of(client: AsyncClient, body: CompletionRequest) -> list[str]:
-    """Return the texts of a completion's prompts."""
     return [
         prompt if isinstance(prompt, str) else await client.detokenize(prompt, model=body.model)
         for prompt in body.prompt

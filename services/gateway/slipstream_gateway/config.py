@@ -10,8 +10,8 @@ from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.files import read_token
 from slipstream.options import check_bounds, option
-from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
-from slipstream.rpc.service_options import DEFAULT_ADDRESSES
+from slipstream.rpc.security import ClientTls, ServerTls
+from slipstream.rpc.service_options import DEFAULT_ADDRESSES, PeerTlsOptions, TlsOptions
 
 SECTION = "http"
 ANY_ORIGIN = "*"
@@ -108,7 +108,6 @@ class HttpConfig:
             raise InvalidRequest("allowed_origins has * beside other origins")
 
     def host_and_port(self) -> tuple[str, int]:
-        """Return where to listen."""
         host, _, port = self.listen_address.rpartition(":")
         is_right = bool(host) and port.isdecimal() and int(port) < 65536
         check(is_right, "listen_address", self.listen_address, "HOST:PORT")
@@ -116,12 +115,12 @@ class HttpConfig:
 
     def tls(self) -> ServerTls | None:
         """Return how to serve HTTPS; None for HTTP."""
-        return server_tls(self.tls_cert, self.tls_key, None)
+        return TlsOptions(self.tls_cert, self.tls_key).server()
 
     def to_router(self) -> ClientTls | None:
         """Return how to dial the router; None for plaintext."""
-        return peer_tls(self.peer_ca, self.peer_cert, self.peer_key, self.peer_router_name)
+        peer = PeerTlsOptions(self.peer_ca, self.peer_cert, self.peer_key)
+        return peer.client(self.peer_router_name)
 
     def token(self) -> str | None:
-        """Return the token for requests that have none."""
         return None if self.token_file is None else read_token(self.token_file)

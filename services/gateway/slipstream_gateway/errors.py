@@ -1,9 +1,11 @@
 """Errors as OpenAI's clients expect them: one table from ours, and what only HTTP can refuse."""
 
+import json
 import math
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields
+from importlib.resources import files
 from typing import Any
 
 from pydantic import BaseModel
@@ -117,75 +119,13 @@ def _placed(message: str, places: Mapping[str, str]) -> tuple[str, str | None]:
 
 # Fields of bodies that are no parameters here, with the values at which they change no answer. Null
 # is as absent, and a field of a body's own model is that model's. docs/compatibility.md lists them.
+_FIELDS = json.loads((files("slipstream_gateway") / "fields.json").read_bytes())
 IGNORED: Mapping[str, str] = {
-    name: why
-    for names, why in {
-        "user safety_identifier metadata client_metadata request_id rid session_id trace_id"
-        " user_id": "names the caller or the request in logs",
-        "prompt_cache_key prompt_cache_retention prompt_cache_options cache_prompt": (
-            "a hint for caches; the prefix cache finds what is the same by itself"
-        ),
-        "service_tier priority": "price and order of service, which are the same for all callers",
-        "prediction": "a hint for speed; the drafts propose in its place",
-        "length_penalty early_stopping": "only for beam search, which is refused",
-        "spaces_between_special_tokens": "only for special tokens, which texts do not show",
-        "reasoning.summary reasoning.generate_summary reasoning.exclude include_reasoning"
-        " separate_reasoning stream_reasoning": (
-            "only for reasoning apart from the text, which no model here has"
-        ),
-        "max_tool_calls": "counts calls of built-in tools, of which there are none",
-        "mm_processor_kwargs media_io_kwargs": "only for images and audio, which are refused",
-        "truncation_side": "only for truncate_prompt_tokens, which is refused",
-        "guided_decoding_backend guided_whitespace_pattern": "only for the other guided_ fields",
-        "repeat_last_n mirostat_tau mirostat_eta dynatemp_exponent xtc_threshold dry_base"
-        " penalize_nl dry_allowed_length dry_penalty_last_n dry_sequence_breakers": (
-            "only for a sampler that is off"
-        ),
-        "keep_alive": "only for loading models, which are loaded all the time",
-    }.items()
-    for name in names.split()
+    name: group["why"] for group in _FIELDS["ignored"] for name in group["fields"]
 }
 """Fields without effect, whatever their value, and why."""
-
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    name: values
-    for names, values in {
-        "background reasoning.enabled echo logprobs stream_options.include_obfuscation"
-        " use_beam_search include_stop_str_in_output continue_final_message return_token_ids"
-        " return_token_strs"
-        " return_tokens return_tokens_as_token_ids return_progress return_hidden_states"
-        " timings_per_token post_sampling_probs no_stop_trim think return_logprob safe_prompt"
-        " enable_response_messages return_routed_experts return_cached_tokens_details"
-        " structured_outputs.json_object structured_outputs.disable_any_whitespace"
-        " structured_outputs.disable_additional_properties": (False,),
-        "add_generation_prompt skip_special_tokens detokenize": (True,),
-        "store parallel_tool_calls structured_outputs.disable_fallback": (True, False),
-        "top_logprobs mirostat dynatemp_range xtc_probability dry_multiplier n_keep n_probs"
-        " n_indent n_discard min_keep min_new_tokens t_max_predict_ms top_a top_logprobs_num": (0,),
-        "n best_of typical_p tfs_z repeat_penalty": (1,),
-        "n_predict id_slot slot_id top_n_sigma logprob_start_len reasoning_budget": (-1,),
-        "suffix grammar regex ebnf stop_regex system_prompt format guided_regex guided_grammar"
-        " structured_outputs.grammar": ("",),
-        "tools functions include documents allowed_token_ids logprob_token_ids bad_words"
-        " guided_choice logits_processors lora context_management response_fields image_data"
-        " transforms plugins": ([],),
-        "chat_template_kwargs vllm_xargs kv_transfer_params json_schema options session_params": (
-            {},
-        ),
-        "audio web_search_options conversation prompt moderation chat_template"
-        " truncate_prompt_tokens prompt_logprobs guided_json structured_outputs.structural_tag"
-        " structured_outputs.whitespace_pattern cache_salt samplers lora_path"
-        " custom_logit_processor": (),
-        "tool_choice function_call reasoning_format": ("none", "auto"),
-        # No model here has levels of reasoning, so that all are the same.
-        "reasoning_effort reasoning.effort": ("none", "minimal", "low", "medium", "high", "xhigh"),
-        "verbosity text.verbosity": ("medium",),
-        "truncation": ("disabled",),
-        "modalities": (["text"],),
-        "response_format": ({"type": "text"},),
-        "thinking": ({"type": "disabled"},),
-    }.items()
-    for name in names.split()
+NEUTRAL: Mapping[str, Sequence[object]] = {
+    name: group["values"] for group in _FIELDS["neutral"] for name in group["fields"]
 }
 """Fields that can't be honoured, and the values that ask for what happens anyway."""
 
@@ -222,11 +162,6 @@ def _is_without_effect(name: str, value: object) -> bool:
     values = NEUTRAL[name]
     if any((type(value) is bool) == (type(it) is bool) and value == it for it in values):
         return True
-    only = " or ".join(map(shown, values)) or "left out"
+    only = " or ".join(map(json.dumps, values)) or "left out"
     why = f"can't be honoured here; it may only be {only}"
     raise refused(name, why, "unsupported_parameter")
-
-
-def shown(value: object) -> str:
-    """Return a neutral value as JSON has it."""
-    return repr(value).replace("False", "false").replace("True", "true").replace("'", '"')

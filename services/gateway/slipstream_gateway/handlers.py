@@ -66,10 +66,6 @@ def _failed(request: Request, error: Any) -> Response:
     return response
 
 
-def _gone(_: Request, error: Any) -> Response:
-    return Response(status_code=CLIENT_CLOSED)
-
-
 def _no_route(request: Request, error: Any) -> Response:
     where, status = f"{request.method} {request.url.path[:200]}", error.status_code
     known = {404: f"there is no {where} here", 405: f"{where} is not allowed; try another method"}
@@ -86,7 +82,7 @@ def _bug(request: Request, error: Any) -> Response:
 HANDLERS: dict[type[Exception], Any] = {
     HttpError: _error,
     SlipstreamError: _failed,
-    ClientDisconnect: _gone,
+    ClientDisconnect: lambda request, error: Response(status_code=CLIENT_CLOSED),
     HTTPException: _no_route,
     Exception: _bug,
 }

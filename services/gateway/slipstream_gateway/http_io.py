@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from slipstream.client import AsyncChunkStream, Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.inline import ended
+from slipstream.core.inline import either, ended
 from slipstream_gateway.body import SharedRequest
 from slipstream_gateway.chat import ChatChoice, ChatFormat
 from slipstream_gateway.choices import merged, opened
@@ -87,21 +87,13 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     Raises `ClientDisconnect` when the client leaves first, which ends the work. The client's
     request must have been read.
     """
-    task, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
-    try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        leaving.cancel()
-        await ended(task, leaving)
 
+    async def leaving() -> T:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        raise ClientDisconnect
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    return await either(work, leaving())
 
 
 class EventStream(Response):
@@ -251,7 +243,6 @@ class ChunkEvents:
 
 
 def error_event(error: SlipstreamError) -> bytes:
-    """Return the event of an error."""
     return _event(http_error(error).body())
 
 

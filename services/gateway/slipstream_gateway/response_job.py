@@ -50,7 +50,6 @@ class ResponseAnswer:
         self._num_events = 0
 
     def opening(self) -> list[Json]:
-        """Return the first events."""
         self._add("created", response=dict(self.whole))
         self._add("in_progress", response=dict(self.whole))
         return self._taken()
@@ -192,7 +191,6 @@ class ResponseJob:
         self._session_id = named if self._earlier is None else self._earlier["session"]
 
     async def result(self, client: AsyncClient) -> Result:
-        """Return the whole answer."""
         return await self._place(client).generate(self._prompt, **self.options)
 
     async def events(

@@ -83,7 +83,6 @@ class Envelope:
     model: str
 
     def around(self, object: str, *choices: Json, **more: Any) -> Json:
-        """Return an object with these choices."""
         return {
             "id": self.id,
             "object": object,

@@ -220,15 +220,12 @@ class Gateway:
             loop.add_signal_handler(number, stopped.set)
         async with sampled(self._instruments, sample):
             await stopped.wait()
-            await self._end(stopped)
-
-    async def _end(self, stopped: asyncio.Event) -> None:
-        _LOG.info("stopping: requests in flight have %g s", self._config.grace_s)
-        stopped.clear()
-        ending = asyncio.create_task(self._stop_serving(self._config.grace_s))
-        await before(ending, stopped.wait())
-        self._server.force_exit = True
-        await ending
+            _LOG.info("stopping: requests in flight have %g s", self._config.grace_s)
+            stopped.clear()
+            ending = asyncio.create_task(self._stop_serving(self._config.grace_s))
+            await before(ending, stopped.wait())
+            self._server.force_exit = True
+            await ending
 
     async def stop(self, grace_s: float) -> None:
         """Finish what runs, at most for the grace, and leave the router. Again is fine."""

@@ -5,9 +5,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import product
+from typing import cast
 
-from slipstream.core.failover.breaker import Breakers
+from slipstream.core.breaker import Breakers
 from slipstream.core.inline import before
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores
@@ -17,20 +19,19 @@ from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_
 from slipstream.state.access import Access
 from slipstream.state.factory import open_quotas, open_store
 from slipstream.state.session_leases import KeepRules, SessionLeases
-from slipstream.state.store import Bounds
+from slipstream.state.store import Bounds, SessionStore
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream_router.config import ALLOW, RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
-from slipstream_router.limits import Admission, KeyLimits
+from slipstream_router.limits import Admission
 from slipstream_router.replicas.fleet import Fleet
 from slipstream_router.replicas.pool import Pool, Sources
 from slipstream_router.replicas.probes import DraftProbe, TargetProbe
 from slipstream_router.replicas.replica import Hooks
-from slipstream_router.request_runner import RequestRunner, RouterState
-from slipstream_router.request_telemetry import RouterTelemetry
-from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
-from slipstream_router.watched_store import WatchedStore
+from slipstream_router.request_runner import RequestRunner
+from slipstream_router.request_telemetry import RouterTelemetry, WatchedStore
+from slipstream_router.servicer import SERVICE, GenerationServicer
 
 _LOG = logging.getLogger("slipstream.router")
 
@@ -66,8 +67,8 @@ class Router:
         self._store = self._open_store()
         self._quotas = open_quotas(config.store, time.monotonic)
         self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
-        self._runner = self._make_runner()
-        self._server = Server(config.server_options(), {SERVICE: self._register()})
+        register = partial(add_GenerationServiceServicer_to_server, self._servicer())
+        self._server = Server(config.server_options(), {SERVICE: register})
         self._background: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
@@ -125,37 +126,34 @@ class Router:
     def _refuse(self) -> None:
         self._admission.is_draining = True
 
-    def _open_store(self) -> WatchedStore:
+    def _open_store(self) -> SessionStore:
         config, options = self._config, self._config.store
         bounds = Bounds(config.lease_s, config.max_sessions, config.max_sessions_bytes)
-        return WatchedStore(
-            open_store(options, bounds, time.monotonic, next_fence=self._next_fence),
-            self._telemetry.instruments,
-        )
+        store = open_store(options, bounds, time.monotonic, next_fence=self._next_fence)
+        return cast("SessionStore", WatchedStore(store, self._telemetry.instruments))
 
-    def _make_runner(self) -> RequestRunner:
+    def _servicer(self) -> GenerationServicer:
         config = self._config
         rules = KeepRules(config.session_ttl_s, config.request_ttl_s, config.store_down == ALLOW)
         claims = SessionLeases(self._store, rules, next_fence=self._next_fence)
-        return RequestRunner(
+        runner = RequestRunner(
             self._fleet,
-            RouterState(claims, self._leases, NgramStores(config.ngrams)),
+            claims,
+            self._leases,
+            NgramStores(config.ngrams),
             self._admission,
-            config=config,
-            telemetry=self._request_telemetry,
+            config,
+            self._request_telemetry,
         )
-
-    def _register(self) -> Callable[..., None]:
-        parts = Parts(
-            Access(self._config.key_file),
-            KeyLimits(self._quotas),
+        return GenerationServicer(
+            Access(config.key_file),
+            self._quotas,
             self._fleet,
-            self._runner,
+            runner,
             self._store,
             self._admission,
+            self._request_telemetry,
         )
-        servicer = GenerationServicer(parts, self._request_telemetry)
-        return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
     async def _keep_up(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -18,7 +18,7 @@ from slipstream.rpc.service_options import (
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
-from slipstream_router.replicas.heartbeat import Heartbeat
+from slipstream_router.replicas.replica import Heartbeat
 
 MAX_FIELDS = 10_000
 """Most fields of a message to a router; prompts of `MAX_MESSAGES` and all options have fewer."""
@@ -163,19 +163,15 @@ class RouterConfig:
         self.to_drafts()
 
     def server_options(self) -> ServerOptions:
-        """Return where and how to serve."""
         limits = CallLimits(self.send_timeout_s, self.request_timeout_s, MAX_FIELDS)
         own = {name: getattr(self, name) for name in _CONNECTIONS}
         return self.listen.server_options(self.tls, limits=limits, **own)
 
     def heartbeat(self) -> Heartbeat:
-        """Return the interval and the time limit of heartbeats."""
         return Heartbeat(self.heartbeat_s, self.replica_timeout_s)
 
     def to_targets(self) -> ChannelOptions:
-        """Return how to dial targets."""
         return self.peer.channel(self.peer_target_name)
 
     def to_drafts(self) -> ChannelOptions:
-        """Return how to dial drafts."""
         return self.peer.channel(self.peer_draft_name, max_message_bytes=MAX_ANSWER_BYTES)

@@ -27,13 +27,7 @@ from slipstream.core.errors import (
     WeightsError,
     check_token_ids,
 )
-from slipstream.core.request.prompt import (
-    Prompt,
-    PromptForm,
-    are_ids,
-    check_num_bytes,
-    checked_prompt,
-)
+from slipstream.core.request.prompt import Prompt, PromptForm, are_ids, checked_prompt
 from slipstream.parent_watch import watched_command
 from slipstream.text.token_bytes import MAX_TABLE_BYTES, TokenTable
 from slipstream.text.worker import SIZES, WorkerRequest, load_request, prompt_request
@@ -58,7 +52,6 @@ class TextWorker:
     """A worker process: started anew when it ends, and sent one request at a time. `close` it."""
 
     def __init__(self, load: WorkerRequest) -> None:
-        """Take the request by which it loads its model's files."""
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._process: Process | None = None
@@ -210,13 +203,11 @@ class ModelText:
             check_token_ids("the prompt", content, len(self.table))
             return tuple(content)
         request = prompt_request(content, form, last_token=last_token, max_tokens=max_tokens)
-        check_num_bytes(request.num_bytes, max_tokens)
         worker = self._workers[len(request.frame) >= LONG_PROMPT]
         _, body = await worker.ask(request)
         return tuple(array("I", body))
 
     async def aclose(self) -> None:
-        """End the workers."""
         for worker in self._workers:
             await worker.aclose()
 

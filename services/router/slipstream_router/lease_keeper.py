@@ -1,13 +1,17 @@
-"""Renews session leases of running requests, and stores late what could not be stored in time."""
+"""Renews session leases of running requests, and stores their tokens: a round behind, and late
+where the store was silent."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
-from slipstream.core.errors import Unavailable
+from slipstream.core.errors import SlipstreamError, Unavailable
+from slipstream.core.request.results import Continuity, Ending
+from slipstream.core.run import Journal
 from slipstream.state.journal import StoreJournal
 from slipstream.state.session_leases import AcquiredSession
 
@@ -23,26 +27,21 @@ class KvLocation:
     draft: str | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class LeaseKeeper:
-    """Keeper of the session leases of one router; `aclose` it."""
+    """Keeper of the session leases of one router; `aclose` it.
 
-    def __init__(
-        self,
-        *,
-        lease_s: float,
-        retry_s: float = 60.0,
-        max_late_bytes: int = 256 << 20,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """Leases are renewed several times in `lease_s`. What a request could not have kept by its
-        end is tried again for `retry_s`, while all that takes no more than `max_late_bytes`."""
-        self._beats_per_renewal = max(round(lease_s / 3 / BEAT_S), 1)
-        self._num_tries = max(round(retry_s / BEAT_S), 1)
-        self._max_late_bytes = max_late_bytes
-        self._num_late_bytes = 0
-        self._pause = pause
-        self._late: set[asyncio.Task[None]] = set()
-        self._is_over = asyncio.Event()
+    Leases are renewed several times in `lease_s`. What a request could not have kept by its end is
+    tried again for `retry_s`, while all that takes no more than `max_late_bytes`.
+    """
+
+    lease_s: float
+    retry_s: float = 60.0
+    max_late_bytes: int = 256 << 20
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _num_late_bytes: int = 0
+    _late: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def acquired(self, acquiring: Coroutine[Any, Any, AcquiredSession]) -> AcquiredSession:
         """Return the acquired session; a caller that leaves meanwhile leaves no lease behind."""
@@ -73,18 +72,17 @@ class LeaseKeeper:
             await asyncio.gather(*self._late)
 
     async def _renew(self, journal: StoreJournal) -> None:
-        num_beats = 0
-        while True:
-            await self._pause(BEAT_S)
-            num_beats += 1
-            if journal.is_behind or num_beats % self._beats_per_renewal == 0:
+        beats_per_renewal = max(round(self.lease_s / 3 / BEAT_S), 1)
+        for num_beats in count(1):
+            await self.pause(BEAT_S)
+            if journal.is_behind or num_beats % beats_per_renewal == 0:
                 with suppress(Unavailable):
                     await journal.tend()
 
     async def _close(self, journal: StoreJournal, location: KvLocation) -> None:
         if await journal.close(target=location.target, draft=location.draft):
             return
-        if self._num_late_bytes + journal.num_bytes > self._max_late_bytes:
+        if self._num_late_bytes + journal.num_bytes > self.max_late_bytes:
             _LOG.error("too much waits for the store: what a request said last is not kept")
             return
         self._num_late_bytes += journal.num_bytes
@@ -103,7 +101,7 @@ class LeaseKeeper:
             await self._close(journal, KvLocation(record.target, record.draft))
 
     async def _close_later(self, journal: StoreJournal, location: KvLocation) -> None:
-        for _ in range(self._num_tries):
+        for _ in range(max(round(self.retry_s / BEAT_S), 1)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await self._is_over.wait()
@@ -118,3 +116,51 @@ class LeaseKeeper:
         self._late.add(task)
         task.add_done_callback(self._late.discard)
         return task
+
+
+class WriteBehind:
+    """A journal that is written while its request goes on. `settled` before tokens are sent."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pending: list[int] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._error: SlipstreamError | None = None
+
+    async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
+        """See `core.run.Journal.keep`; only the last tokens are waited for here."""
+        if ending is not None:
+            await self.settled()
+            return await self._journal.keep(tokens, ending)
+        self._raise()
+        self._pending += tokens
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+        return None
+
+    def continuity(self) -> Continuity:
+        return self._journal.continuity()
+
+    async def settled(self) -> None:
+        """Wait until everything is kept, or known not to be. Raises what `keep` does."""
+        await self.finish()
+        self._raise()
+
+    async def finish(self) -> None:
+        """Wait for the last write, and ignore its error."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    async def _write(self) -> None:
+        try:
+            while self._pending:
+                tokens, self._pending = self._pending, []
+                await self._journal.keep(tokens, None)
+        except SlipstreamError as error:
+            self._error = error
+        finally:
+            self._writing = None
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
-from slipstream.state.access import Key
+from slipstream.state.access import Entry
 from slipstream.state.quotas import Quotas, Ticket
 from slipstream.state.session_leases import request_name
 
@@ -22,44 +22,38 @@ Charge = Callable[[int], Awaitable[None]]
 """Counts tokens of the prompt or the output, now or with those that follow."""
 
 
-class KeyLimits:
-    """Lets requests in as their keys' limits allow."""
+@asynccontextmanager
+async def admitted(
+    quotas: Quotas, key: Entry, asked: Generation, remaining: Remaining
+) -> AsyncIterator[Charge]:
+    """Let a request run. Raises `LimitExceeded`, with the time until there is room again.
 
-    def __init__(self, quotas: Quotas) -> None:
-        self._quotas = quotas
+    `remaining` returns the seconds that the caller waits, None without a limit.
+    """
+    if not key.limits.given():
+        yield _uncounted
+        return
+    attempt = secrets.token_hex(8)
+    request = request_name(asked, key.name) if asked.ask.request_id else attempt
+    ticket = Ticket(key.name, key.limits, request, attempt)
+    num_pending = 0
 
-    @asynccontextmanager
-    async def admitted(
-        self, key: Key, asked: Generation, remaining: Remaining
-    ) -> AsyncIterator[Charge]:
-        """Let a request run. Raises `LimitExceeded`, with the time until there is room again.
+    async def charge(num_tokens: int) -> None:
+        nonlocal num_pending
+        num_pending += num_tokens
+        if num_pending >= BATCH_TOKENS:
+            lot, num_pending = num_pending, 0
+            await quotas.charge(ticket, lot, ttl_s=_ttl_s(remaining()))
 
-        `remaining` returns the seconds that the caller waits, None without a limit.
-        """
-        if not key.limits.given():
-            yield _uncounted
-            return
-        attempt = secrets.token_hex(8)
-        request = request_name(asked, key.name) if asked.ask.request_id else attempt
-        ticket = Ticket(key.name, key.limits, request, attempt)
-        num_pending = 0
-
-        async def charge(num_tokens: int) -> None:
-            nonlocal num_pending
-            num_pending += num_tokens
-            if num_pending >= BATCH_TOKENS:
-                lot, num_pending = num_pending, 0
-                await self._quotas.charge(ticket, lot, ttl_s=_ttl_s(remaining()))
-
-        try:
-            await self._quotas.take(ticket, ttl_s=_ttl_s(remaining()))
-        except asyncio.CancelledError:  # it may have been counted
-            await self._quotas.give_back(ticket, 0)
-            raise
-        try:
-            yield charge
-        finally:
-            await self._quotas.give_back(ticket, num_pending)
+    try:
+        await quotas.take(ticket, ttl_s=_ttl_s(remaining()))
+    except asyncio.CancelledError:  # it may have been counted
+        await quotas.give_back(ticket, 0)
+        raise
+    try:
+        yield charge
+    finally:
+        await quotas.give_back(ticket, num_pending)
 
 
 def _ttl_s(left_s: float | None) -> float:

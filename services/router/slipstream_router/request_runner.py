@@ -3,12 +3,14 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from slipstream.core.errors import SessionBusy, Unavailable
+from slipstream.core.inline import ended
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import Generation, Request
 from slipstream.core.request.results import Chunk
@@ -26,34 +28,21 @@ from slipstream.state.session_leases import (
 )
 from slipstream.state.store import Opening, Record
 from slipstream.telemetry import catalog
-from slipstream_router.ahead import WriteBehind, one_ahead
 from slipstream_router.config import RouterConfig
-from slipstream_router.lease_keeper import LeaseKeeper
+from slipstream_router.lease_keeper import LeaseKeeper, WriteBehind
 from slipstream_router.limits import Admission, Remaining
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream_router.replicas.probes import DescribedTarget
-from slipstream_router.replicas.request_replicas import (
-    RequestReplicaOptions,
-    RequestReplicas,
-    free_parked,
-)
+from slipstream_router.replicas.request_replicas import RequestReplicas, free_parked
 from slipstream_router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 
 _FORGET_LIMIT_S = 2.0
 _LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
 """Longest wait for a turn that was left, and time between two looks at it."""
 
+T = TypeVar("T")
 Send = Callable[[Chunk], Awaitable[None]]
 """Sends a chunk to the caller, and returns when there is room for the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterState:
-    """Sessions, their leases, and the n-grams that requests copy from."""
-
-    claims: SessionLeases
-    leases: LeaseKeeper
-    stores: NgramStores
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +57,21 @@ class RouterCall:
     send: Send
 
 
+@dataclass(frozen=True, slots=True)
 class RequestRunner:
     """Runs requests, and stores the sessions among them."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        state: RouterState,
-        admission: Admission,
-        *,
-        config: RouterConfig,
-        telemetry: RouterTelemetry,
-    ) -> None:
-        self._fleet = fleet
-        self._state = state
-        self._admission = admission
-        self._config = config
-        self._telemetry = telemetry
+    fleet: Fleet
+    sessions: SessionLeases
+    leases: LeaseKeeper
+    ngrams: NgramStores
+    admission: Admission
+    config: RouterConfig
+    telemetry: RouterTelemetry
 
     async def run(self, call: RouterCall) -> None:
         """Run a request, go on with it, or send its stored answer."""
-        with self._admission.place():
+        with self.admission.place():
             asked, recorder = call.asked, call.recorder
             if not asked.ask.request_id:
                 asked = replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
@@ -108,15 +91,15 @@ class RequestRunner:
 
     async def token_ids(self, asked: Generation) -> tuple[int, ...]:
         """Return a prompt's token ids, as a request with it would use them."""
-        with self._admission.place():
-            model = self._fleet.models()[self._fleet.model_name(asked.model)].model
+        with self.admission.place():
+            model = self.fleet.models()[self.fleet.model_name(asked.model)].model
             return await _encoded(model, asked)
 
     async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
-        record = await self._state.claims.delete(session_id, owner)
+        record = await self.sessions.delete(session_id, owner)
         await free_parked(
-            self._fleet, record, CallOptions(fence=record.fence, round_s=_FORGET_LIMIT_S)
+            self.fleet, record, CallOptions(fence=record.fence, round_s=_FORGET_LIMIT_S)
         )
 
     async def _acquired(self, asked: Generation, owner: str) -> AcquiredSession:
@@ -127,8 +110,8 @@ class RequestRunner:
         model = self._model(asked)
         while True:
             try:
-                taking = self._state.claims.acquire(asked, owner, model)
-                return await self._state.leases.acquired(taking)
+                taking = self.sessions.acquire(asked, owner, model)
+                return await self.leases.acquired(taking)
             except SessionBusy:
                 if not num_left:
                     raise
@@ -138,16 +121,19 @@ class RequestRunner:
     async def _run(self, call: RouterCall, record: Record, journal: StoreJournal) -> None:
         asked, recorder = call.asked, call.recorder
         async with AsyncExitStack() as stack:
-            location = await stack.enter_async_context(self._state.leases.kept(journal))
+            location = await stack.enter_async_context(self.leases.kept(journal))
             placed, request, facts = await self._placed(call, record)
-            self._telemetry.rounds.count(catalog.TOKENS_PROMPT, amount=len(request.tokens))
+            self.telemetry.rounds.count(catalog.TOKENS_PROMPT, amount=len(request.tokens))
             recorder.span.begins("between")
             model = placed.model
             opening = Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
             journal.open(request.tokens, opening)
-            options = self._options(call, record, placed, facts.kind)
-            on_loss = self._telemetry.counting_losses(journal.lost_target)
-            replicas = RequestReplicas(self._fleet, placed, options, on_loss=on_loss)
+
+            def on_loss() -> None:
+                self.telemetry.rounds.count(catalog.TARGET_LOSSES, amount=1)
+                journal.lost_target()
+
+            replicas = self._replicas(call, record, placed, facts.kind, on_loss)
             stack.push_async_callback(replicas.release, record.session_id)
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
@@ -159,12 +145,12 @@ class RequestRunner:
                 await call.send(chunk)
                 if chunk.stats is not None:
                     num_unkept = chunk.stats.continuity.num_unkept_tokens
-                    self._telemetry.rounds.count(catalog.TOKENS_UNKEPT, amount=num_unkept)
+                    self.telemetry.rounds.count(catalog.TOKENS_UNKEPT, amount=num_unkept)
             recorder.rounds.settles()
             recorder.span.ends("settle")
             if asked.session is not None:
                 with recorder.span.stage("park", "session.park"):
-                    await replicas.park(self._config.park_ttl_s, location)
+                    await replicas.park(self.config.park_ttl_s, location)
             recorder.span.begins("close")
 
     async def _prepared(
@@ -190,10 +176,10 @@ class RequestRunner:
     def _model(self, asked: Generation) -> str:
         if asked.session is not None and not asked.session.create and not asked.model:
             return ""
-        return self._fleet.model_name(asked.model)
+        return self.fleet.model_name(asked.model)
 
     def _answered_by(self, record: Record) -> DescribedTarget:
-        placed = self._fleet.models().get(record.model)
+        placed = self.fleet.models().get(record.model)
         if placed is None or placed.model.tokenizer_hash != record.tokenizer_hash:
             raise Unavailable(f"no target for model {record.model} has been reached yet")
         return placed.model
@@ -202,25 +188,30 @@ class RequestRunner:
         self, call: RouterCall, record: Record
     ) -> tuple[ChosenTarget, Request, DraftFacts]:
         """Choose a target, encode the prompt, and choose again: others were placed meanwhile."""
-        asked, span, resting = call.asked, call.recorder.span, self._fleet.breakers.resting
+        asked, span, resting = call.asked, call.recorder.span, self.fleet.breakers.resting
         arithmetic = record.arithmetic if record.output else None  # equal once there are tokens
         wanted = TargetNeeds(record.model, record.tokenizer_hash, record.target, arithmetic)
-        place = partial(self._fleet.target, wanted)
+        place = partial(self.fleet.target, wanted)
         placed = place(excluded=resting())
         span.ends("between")
         with span.stage("encode", "prompt.encode"):
             model = placed.model
             check_received(asked, record, is_repeatable=model.description.numerics == "invariant")
-            facts = self._fleet.draft_facts(placed, asked.ask.speculation.drafter)
+            facts = self.fleet.draft_facts(placed, asked.ask.speculation.drafter)
             encode = partial(_encoded, model, asked)
             request = await turn_request(asked, record, model.facts, facts, encode)
         again = place(excluded=resting())
         return again if again.model.facts == model.facts else placed, request, facts
 
-    def _options(
-        self, call: RouterCall, record: Record, placed: ChosenTarget, kind: str
-    ) -> RequestReplicaOptions:
-        config, remaining, model = self._config, call.remaining, placed.model
+    def _replicas(
+        self,
+        call: RouterCall,
+        record: Record,
+        placed: ChosenTarget,
+        kind: str,
+        on_loss: Callable[[], None],
+    ) -> RequestReplicas:
+        config, remaining, model = self.config, call.remaining, placed.model
         target = CallOptions(
             record.fence,
             config.target_round_timeout_s,
@@ -230,14 +221,16 @@ class RequestRunner:
             owner=owner_digest(record.owner),
         )
         times = (config.draft_round_timeout_s, config.draft_token_timeout_s)
-        draft = CallOptions(record.fence, *times, remaining, owner=target.owner)
-        return RequestReplicaOptions(
-            target,
-            draft,
-            kind,
+        return RequestReplicas(
+            fleet=self.fleet,
+            placed=placed,
+            to_target=target,
+            to_draft=CallOptions(record.fence, *times, remaining, owner=target.owner),
+            kind=kind,
             sticky=record.draft,
             target_wait_s=config.target_wait_s,
-            store=self._state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size),
+            store=self.ngrams.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size),
+            on_loss=on_loss,
         )
 
 
@@ -248,3 +241,26 @@ async def _encoded(
     return await model.text.encode(
         asked.prompt, asked.ask.form, max_tokens=longest, last_token=last_token
     )
+
+
+async def one_ahead(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """The items; the next one is begun before one is given out, and made meanwhile: no more than
+    one is ahead."""
+
+    async def make() -> T | None:
+        return await anext(items, None)
+
+    async with aclosing(items):
+        making = asyncio.create_task(make())
+        try:
+            # To await the task itself would hand every cancellation on to it.
+            await asyncio.wait({making})
+            while (item := making.result()) is not None:
+                making = asyncio.create_task(make())
+                await asyncio.sleep(0)  # in this turn of the loop the round is planned,
+                await asyncio.sleep(0)  # and in this one a task sends its first message
+                yield item
+                await asyncio.wait({making})
+        finally:
+            making.cancel()
+            await ended(making)

@@ -1,12 +1,17 @@
-"""Telemetry of the requests of a router: a span each, and metrics of all of them."""
+"""Telemetry of a router: of its requests, a span each and metrics of all, and of its store."""
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
 from slipstream.rpc.status import code_of
+from slipstream.state.store import SessionStore
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import (
     operation_attributes,
@@ -36,21 +41,22 @@ _FROM_THE_START = (
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
+@dataclass(eq=False)
 class RequestRecorder:
     """Telemetry of one request. `RouterTelemetry.request` begins and ends it."""
 
-    def __init__(self, span: RequestSpan, instruments: Instruments, rounds: RoundTracer) -> None:
-        self.span = span
-        self._instruments = instruments
-        self.rounds = rounds
-        self._began_s = span.clock()
-        self._asked: Generation | None = None
-        self._model = ""
-        self._first_s: float | None = None
-        self._num_tokens = 0
+    span: RequestSpan
+    instruments: Instruments
+    rounds: RoundTracer
+    _asked: Generation | None = None
+    _model: str = ""
+    _first_s: float | None = None
+    _num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._began_s = self.span.clock()
 
     def record_request(self, asked: Generation, *, is_stream: bool) -> None:
-        """Record a parsed request."""
         self._asked = asked
         if self.span.is_traced:
             self.span.set_attributes(request_attributes(asked, is_stream=is_stream))
@@ -79,11 +85,10 @@ class RequestRecorder:
             self.span.set_attributes(stats_attributes(chunk.finish_reason, chunk.stats))
 
     def end(self, error: BaseException | None) -> None:
-        """Record the end of the request."""
         self.rounds.end()
         self.span.set_attributes({"rpc.response.status_code": _status(error)})
         self.span.end(error)
-        if self._instruments.are_exported:
+        if self.instruments.are_exported:
             self._measure(error)
 
     def _measure(self, error: BaseException | None) -> None:
@@ -91,13 +96,13 @@ class RequestRecorder:
         attributes = {} if self._asked is None else operation_attributes(self._asked, self._model)
         kind = CANCELLED if isinstance(error, GIVEN_UP) else type(error).__name__
         ended = attributes if error is None else {**attributes, "error.type": kind}
-        self._instruments.record(catalog.REQUEST_DURATION, elapsed_s, ended)
+        self.instruments.record(catalog.REQUEST_DURATION, elapsed_s, ended)
         if self._first_s is None:
             return
-        self._instruments.record(catalog.FIRST_TOKEN, self._first_s, attributes)
+        self.instruments.record(catalog.FIRST_TOKEN, self._first_s, attributes)
         if error is None and self._num_tokens > 1:
             per_token_s = (elapsed_s - self._first_s) / (self._num_tokens - 1)
-            self._instruments.record(catalog.PER_TOKEN, per_token_s, attributes)
+            self.instruments.record(catalog.PER_TOKEN, per_token_s, attributes)
 
 
 class RouterTelemetry:
@@ -130,14 +135,32 @@ class RouterTelemetry:
                 span.set_attributes({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
             recorder.end(error)
 
-    def counting_losses(self, on_loss: Callable[[], None]) -> Callable[[], None]:
-        """Return `on_loss` with the loss of a target counted."""
 
-        def lost() -> None:
-            self.rounds.count(catalog.TARGET_LOSSES, amount=1)
-            on_loss()
+@dataclass(frozen=True, slots=True)
+class WatchedStore:
+    """A `SessionStore` whose operations on sessions are timed."""
 
-        return lost
+    store: SessionStore
+    instruments: Instruments
+    clock: Callable[[], float] = time.perf_counter
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.store, name)
+        return operation if name in ("count", "aclose") else partial(self._watched, name, operation)
+
+    async def _watched(
+        self, name: str, operation: Callable[..., Awaitable[Any]], *args: Any, **options: Any
+    ) -> Any:
+        start_s, outcome = self.clock(), "ok"
+        try:
+            return await operation(*args, **options)
+        except BaseException as error:
+            outcome = type(error).__name__ if isinstance(error, SlipstreamError) else "other"
+            raise
+        finally:
+            if self.instruments.are_exported:
+                about = {"operation": name, "outcome": outcome}
+                self.instruments.record(catalog.STORE_DURATION, self.clock() - start_s, about)
 
 
 def _status(error: BaseException | None) -> str:

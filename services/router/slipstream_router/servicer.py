@@ -9,7 +9,13 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 import slipstream
-from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, check_token_ids
+from slipstream.core.errors import (
+    InvalidRequest,
+    NotBuilt,
+    PromptTooLong,
+    check_fits,
+    check_token_ids,
+)
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.model_info import (
     DrafterInfo,
@@ -23,17 +29,22 @@ from slipstream.core.request.prompt import check_num_bytes, check_num_messages
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
-from slipstream.core.request.tools import check_tools_bytes
+from slipstream.core.request.tools import MAX_TOOLS_BYTES
 from slipstream.rpc.conversion.convert_common import message_of
-from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
+from slipstream.rpc.conversion.convert_generation import (
+    chunk_to_pb,
+    generation_from_pb,
+    prompt_from_pb,
+    result_to_pb,
+)
 from slipstream.rpc.conversion.convert_info import model_info_to_pb
-from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
-from slipstream.state.access import Access, Key
+from slipstream.state.access import Access, Entry
+from slipstream.state.quotas import Quotas
 from slipstream.state.store import SessionStore
-from slipstream_router.limits import Admission, KeyLimits, num_tokens
+from slipstream_router.limits import Admission, admitted, num_tokens
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet
 from slipstream_router.replicas.probes import DescribedDraft
 from slipstream_router.request_runner import RequestRunner, RouterCall, Send
@@ -43,32 +54,21 @@ SERVICE = "slipstream.rpc.v1.GenerationService"
 GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Parts that serve the public API."""
+@dataclass(eq=False)
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """See `generation.proto`."""
 
     access: Access
-    limits: KeyLimits
+    quotas: Quotas
     fleet: Fleet
     runner: RequestRunner
     store: SessionStore
     admission: Admission
+    telemetry: RouterTelemetry
+    clock: Callable[[], float] = time.monotonic
 
-
-class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """See `generation.proto`."""
-
-    def __init__(
-        self,
-        parts: Parts,
-        telemetry: RouterTelemetry,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._parts = parts
-        self._telemetry = telemetry
-        self._clock = clock
-        self._started = clock()
+    def __post_init__(self) -> None:
+        self._started = self.clock()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         chunks: list[Chunk] = []
@@ -88,12 +88,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         await self._run(request, context, send, is_stream=True)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        key, parts = self._enter(request, context, request.prompt), self._parts
+        key = self._enter(request, context, request.prompt)
         prompt, form = prompt_from_pb(request.prompt)
-        ask = Ask(raw=form.raw, allow_special_tokens=form.allow_special_tokens, tools=form.tools)
-        asked = Generation(prompt, ask, request.model)
-        async with parts.limits.admitted(key, asked, self._remaining(context)) as charge:
-            token_ids = await parts.runner.token_ids(asked)
+        asked = Generation(prompt, Ask(form=form), request.model)
+        async with admitted(self.quotas, key, asked, self._remaining(context)) as charge:
+            token_ids = await self.runner.token_ids(asked)
             await charge(len(token_ids))
         return pb.TokenizeResponse(token_ids=token_ids)
 
@@ -102,7 +101,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> pb.DetokenizeResponse:
         self._enter(request, context)
         check_name("model", request.model)
-        fleet = self._parts.fleet
+        fleet = self.fleet
         model = fleet.models()[fleet.model_name(request.model)].model
         limit = model.facts.context_length
         if len(request.token_ids) > limit:
@@ -117,7 +116,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> pb.GetModelInfoResponse:
         self._enter(request, context)
         check_name("model", request.model)
-        fleet = self._parts.fleet
+        fleet = self.fleet
         models = fleet.models()
         names = [fleet.model_name(request.model)] if request.model else sorted(models)
         infos = [model_info_to_pb(model_info(fleet, models[name])) for name in names]
@@ -127,14 +126,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GetServerInfoRequest, context: Any
     ) -> pb.GetServerInfoResponse:
         self._enter(request, context)
-        parts = self._parts
         info = ServerInfo(
             version=slipstream.__version__,
             protocol_version=PROTOCOL_VERSION,
-            uptime_s=self._clock() - self._started,
-            num_requests=parts.admission.num_requests,
-            num_sessions=await parts.store.count() or 0,
-            replicas=parts.fleet.infos(),
+            uptime_s=self.clock() - self._started,
+            num_requests=self.admission.num_requests,
+            num_sessions=await self.store.count() or 0,
+            replicas=self.fleet.infos(),
         )
         return message_of(pb.GetServerInfoResponse, info)
 
@@ -142,21 +140,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.DeleteSessionRequest, context: Any
     ) -> pb.DeleteSessionResponse:
         key = self._enter(request, context)
-        await self._parts.runner.forget(SessionRef(request.session_id).session_id, key.name)
+        await self.runner.forget(SessionRef(request.session_id).session_id, key.name)
         return pb.DeleteSessionResponse()
 
-    def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Key:
+    def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Entry:
         """The caller, who owns the sessions that it begins. A `prompt` too large is not read."""
-        key = self._parts.access.check(context.invocation_metadata())
+        key = self.access.check(context.invocation_metadata())
         if prompt is not None:
-            refuse_too_many(prompt, self._parts.fleet.context_length())
+            refuse_too_many(prompt, self.fleet.context_length())
         refuse_unknown(request)
         return key
 
     async def _run(self, request: Any, context: Any, send: Send, *, is_stream: bool) -> None:
         """Run a request within the limits of its key; each chunk is counted before it is sent."""
-        method, parts = STREAM if is_stream else GENERATE, self._parts
-        with self._telemetry.request(method, context.invocation_metadata()) as recorder:
+        method = STREAM if is_stream else GENERATE
+        with self.telemetry.request(method, context.invocation_metadata()) as recorder:
             key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
             recorder.record_request(asked, is_stream=is_stream)
@@ -165,22 +163,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if asked.ask.with_rounds and not is_stream:
                 raise InvalidRequest("with_rounds is given, but Generate answers without rounds")
             remaining = self._remaining(context)
-            async with parts.limits.admitted(key, asked, remaining) as charge:
+            async with admitted(self.quotas, key, asked, remaining) as charge:
 
                 async def counted(chunk: Chunk) -> None:
                     await charge(num_tokens(chunk))
                     recorder.record_chunk(chunk)
                     await send(chunk)
 
-                await parts.runner.run(RouterCall(asked, key.name, remaining, recorder, counted))
+                await self.runner.run(RouterCall(asked, key.name, remaining, recorder, counted))
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:
         """Seconds until the caller's deadline, also after the call has ended."""
         left = context.time_remaining()
         if left is None:
             return lambda: None
-        deadline = self._clock() + left
-        return lambda: deadline - self._clock()
+        deadline = self.clock() + left
+        return lambda: deadline - self.clock()
 
 
 def model_info(fleet: Fleet, placed: ChosenTarget) -> ModelInfo:
@@ -221,7 +219,8 @@ def refuse_too_many(prompt: pb.Prompt, context_length: int) -> None:
             f"a prompt of {num_tokens} tokens exceeds the context of {context_length} tokens"
         )
     check_num_bytes(prompt.ByteSize(), context_length)
-    check_tools_bytes(sum(tool.ByteSize() for tool in prompt.tools))
+    num_bytes = sum(tool.ByteSize() for tool in prompt.tools)
+    check_fits("tools has", num_bytes, "bytes", MAX_TOOLS_BYTES)
 
 
 def refuse_unknown(message: Message) -> None:

@@ -31,10 +31,6 @@ class NodeBudget:
     table: tuple[int, ...] = PAPER_TABLE
     prices: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.table or min(self.table) < 0:
-            raise ValueError(f"the CaPE table is {self.table}, but needs counts of 0 or more")
-
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -51,13 +47,6 @@ class Chain:
     top_probs: Sequence[float]
     acceptances: Sequence[float] | None = None
     probs: Sequence[Sequence[float]] | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.runner_ups) != len(self.tokens) or len(self.top_probs) != len(self.tokens):
-            raise ValueError(
-                f"a chain of {len(self.tokens)} has {len(self.runner_ups)} candidate lists and"
-                f" {len(self.top_probs)} probabilities"
-            )
 
 
 def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
@@ -76,8 +65,6 @@ def cape_tree(chain: Chain, budget: NodeBudget) -> TokenTree:
     What fits is the chain and its likeliest leaves. Of these, nodes are taken in the order of their
     estimated probability to become final, as long as they bring more than they cost; draws, all.
     """
-    if len(chain.tokens) > budget.max_nodes:
-        raise ValueError(f"the chain has {len(chain.tokens)} tokens, {budget.max_nodes} nodes fit")
     ranked = sorted(_ranked(chain, budget))
     leaves = [node for node in ranked if node[2]][: budget.max_nodes - len(chain.tokens)]
     nodes = sorted([*(node for node in ranked if not node[2]), *leaves])

@@ -44,16 +44,13 @@ class CandidateTree:
         self._probs += [above * min(prob, 1.0) for prob in probs]  # which rounding may exceed
 
     def child(self, parent: int, token: int) -> int:
-        """Return the node below `parent` that carries `token`."""
         pairs = enumerate(zip(self._parents, self._tokens, strict=True))
         return next(node for node, pair in pairs if pair == (parent, token))
 
     def token(self, node: int) -> int:
-        """Return the token of a node."""
         return self._tokens[node]
 
     def parent(self, node: int) -> int:
-        """Return the node above, or `ROOT`."""
         return self._parents[node]
 
     def prob(self, node: int) -> float:

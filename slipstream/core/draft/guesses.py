@@ -1,7 +1,4 @@
-"""Tokens that may follow a session's text by n-grams, with probabilities from what held before.
-
-It uses token ids and the interface of their sources, no draft and no model.
-"""
+"""Tokens that may follow a session's text by n-grams, with probabilities from what held before."""
 
 import math
 from collections.abc import Sequence

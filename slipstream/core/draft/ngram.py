@@ -1,7 +1,4 @@
-"""Sources of n-grams: a session's own text and stores, and how often their guesses hold.
-
-Knows token ids only: neither files nor drafts.
-"""
+"""Sources of n-grams: a session's own text and stores, and how often their guesses hold."""
 
 import sys
 from array import array
@@ -105,7 +102,6 @@ class OwnText:
         self.tokens += tokens
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
         del self.tokens[length:]
         self._text = self._text[:length]
 
@@ -121,12 +117,10 @@ class OwnText:
             if start < 0:  # nor does anything longer occur
                 break
             end = start + n
-        return None if end < 0 else (ord(text[end]), _match(text, end))
-
-
-def _match(text: str, end: int) -> int:
-    """Return how many characters before `end` are those that `text` ends with."""
-    return common_prefix(text[max(end - LONGEST_MATCH, 0) : end][::-1], text[-LONGEST_MATCH:][::-1])
+        if end < 0:
+            return None
+        before = text[max(end - LONGEST_MATCH, 0) : end]
+        return ord(text[end]), common_prefix(before[::-1], text[-LONGEST_MATCH:][::-1])
 
 
 def _text_of(tokens: Sequence[int]) -> str:

@@ -31,7 +31,6 @@ class NgramDraft:
         self._guesses[session.session_id] = Guesses(store, session.sampling)
 
     def guesses(self, sequence: TokenSequence) -> Guesses:
-        """Return what may follow a sequence."""
         session = sequence.session
         guesses = self._guesses.get(session.session_id) or Guesses(self._store, session.sampling)
         guesses.take(sequence)

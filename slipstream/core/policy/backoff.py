@@ -38,7 +38,6 @@ class Backoff:
         self._pause_after(gain)
 
     def record(self, gain: float) -> None:
-        """Take in a round that speculated."""
         self._gain.record(gain)
         self._pause_after(gain)
 

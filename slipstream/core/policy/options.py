@@ -1,9 +1,4 @@
-"""Speculation options of a request, and which of them go together. Pure.
-
-The tables `VERIFICATIONS` and `DRAFTERS` are data: lists of what is supported and
-`check_combination` read the same rows.
-Knows nothing of models; defaults that depend on them are the engine's (`None` here).
-"""
+"""Speculation options of a request, and which of them go together, by two tables."""
 
 from collections.abc import Set
 from dataclasses import dataclass, fields

@@ -66,7 +66,6 @@ class Profile:
             make_stop(self.stop, threshold, cost_ratio=1.0)
 
     def calibration_at(self, temperature: float) -> Calibration:
-        """Return the calibration of the draft's confidence at this temperature."""
         return self.calibration_sampled if temperature else self.calibration
 
 

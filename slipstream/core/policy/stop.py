@@ -8,7 +8,6 @@ verification depends on no draft, and its policies may read the noise of a posit
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.row_costs import monotone
@@ -92,91 +91,50 @@ class StopSignal:
     path_prob: float = 1.0
 
 
-class Stop(Protocol):
-    """A policy of one round."""
-
-    def should_stop(self, signal: StopSignal) -> bool:
-        """Return whether the token of `signal` is the last to draft on its path."""
-
-
 @dataclass(frozen=True, slots=True)
-class FixedStop:
-    """Draft `max_depth` tokens."""
+class Stop:
+    """The policy of one round; no path gets longer than `max_depth`, with which `fixed` has enough.
 
+    `svip` stops when entropy bounds the chance of acceptance too low: sqrt(c * H) > `threshold`
+    (Z. Zhang et al. 2025, section 2.2, read as the released code does). An entropy that is no
+    number stops nothing.
+
+    `decision` stops when the decision model gives the token a low score (DynaSD, released code). A
+    score that is missing, or no number, leaves the choice to SVIP, with the threshold `fallback`.
+
+    `cost` stops when one more token is expected to bring less than the time it costs, that of a
+    draft step over a target round's: the `threshold`. It counts only if the path and then it are
+    accepted, so the step is worth path_prob * P(next), in tokens. P(next) is taken to be that of
+    the last token: the decision model's score if there is one, else its calibrated confidence.
+    """
+
+    policy: StopPolicy
     max_depth: int = MAX_DRAFT_TOKENS
+    threshold: float = 0.0
+    fallback: float = SVIP_THRESHOLD
+    calibration: Calibration = field(default_factory=Calibration)
 
     def __post_init__(self) -> None:
         is_right = 1 <= self.max_depth <= MAX_DRAFT_TOKENS
         check(is_right, "the draft length", self.max_depth, f"from 1 to {MAX_DRAFT_TOKENS}")
+        value, name = self.threshold, f"the threshold of stop {self.policy.value}"
+        if self.policy is StopPolicy.DECISION:
+            check(0 <= value <= 1, name, value, "from 0 to 1")
+        elif self.policy is not StopPolicy.FIXED:
+            check(0 < value < math.inf, name, value, "above 0")
 
     def should_stop(self, signal: StopSignal) -> bool:
-        return signal.depth >= self.max_depth
-
-
-@dataclass(frozen=True, slots=True)
-class SvipStop:
-    """Stop when entropy bounds the chance of acceptance too low: sqrt(c * H) > h.
-
-    (SVIP, Z. Zhang et al. 2025, section 2.2, read as the released code does.) An entropy that
-    is no number leaves the limit on length.
-    """
-
-    threshold: float = SVIP_THRESHOLD
-    limit: FixedStop = field(default_factory=FixedStop)
-
-    def __post_init__(self) -> None:
-        check(
-            0 < self.threshold < math.inf, "the threshold of stop svip", self.threshold, "above 0"
-        )
-
-    def should_stop(self, signal: StopSignal) -> bool:
-        bound = math.sqrt(SVIP_SLOPE * max(signal.entropy, 0.0))
-        return self.limit.should_stop(signal) or bound > self.threshold
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionStop:
-    """Stop when the decision model gives the token a low score (DynaSD, released code).
-
-    A score that is missing, or no number, leaves the choice to SVIP.
-    """
-
-    threshold: float = DECISION_THRESHOLD
-    fallback: SvipStop = field(default_factory=SvipStop)
-
-    def __post_init__(self) -> None:
-        value = self.threshold
-        check(0 <= value <= 1, "the threshold of stop decision", value, "from 0 to 1")
-
-    def should_stop(self, signal: StopSignal) -> bool:
-        if signal.score is None or math.isnan(signal.score):
-            return self.fallback.should_stop(signal)
-        return self.fallback.limit.should_stop(signal) or signal.score <= self.threshold
-
-
-@dataclass(frozen=True, slots=True)
-class CostStop:
-    """Stop when one more token is expected to bring less than the time it costs.
-
-    The next token counts only if the path and then it are accepted: the step is worth
-    path_prob * P(next), in tokens. `cost_ratio` is the time of a draft step over that of a
-    target round, round trips included. P(next) is taken to be that of the last token: the
-    decision model's score if there is one, else its calibrated confidence.
-    """
-
-    cost_ratio: float
-    calibration: Calibration = field(default_factory=Calibration)
-    limit: FixedStop = field(default_factory=FixedStop)
-
-    def __post_init__(self) -> None:
-        is_right = 0 < self.cost_ratio < math.inf
-        check(is_right, "the threshold of stop cost", self.cost_ratio, "above 0")
-
-    def should_stop(self, signal: StopSignal) -> bool:
-        likely = signal.score
-        if likely is None or math.isnan(likely):
-            likely = self.calibration.probability(signal.top_prob)
-        return self.limit.should_stop(signal) or signal.path_prob * likely < self.cost_ratio
+        """Return whether the token of `signal` is the last to draft on its path."""
+        score = None if signal.score is None or math.isnan(signal.score) else signal.score
+        if signal.depth >= self.max_depth or self.policy is StopPolicy.FIXED:
+            return signal.depth >= self.max_depth
+        if self.policy is StopPolicy.COST:
+            likely = self.calibration.probability(signal.top_prob) if score is None else score
+            return signal.path_prob * likely < self.threshold
+        if self.policy is StopPolicy.DECISION and score is not None:
+            return score <= self.threshold
+        limit = self.threshold if self.policy is StopPolicy.SVIP else self.fallback
+        return math.sqrt(SVIP_SLOPE * max(signal.entropy, 0.0)) > limit
 
 
 def make_stop(
@@ -194,20 +152,18 @@ def make_stop(
     The threshold of `cost` is its cost ratio, by default the measured `cost_ratio`. Raises
     `InvalidRequest` for a value out of range, or one that the policy does not have.
     """
-    limit = FixedStop(max_depth)
-    if policy is StopPolicy.FIXED:
-        if threshold is not None:
-            raise InvalidRequest(f"threshold is {threshold}, but stop fixed has none")
-        return limit
-    if policy is StopPolicy.COST:
-        ratio = cost_ratio if threshold is None else threshold
-        if ratio is None:
-            raise InvalidRequest("stop cost needs a measured cost ratio, or a threshold")
-        return CostStop(ratio, calibration or Calibration(), limit)
-    if policy is StopPolicy.SVIP:
-        return SvipStop(SVIP_THRESHOLD if threshold is None else threshold, limit)
-    default = DECISION_THRESHOLD_SAMPLED if is_sampled else DECISION_THRESHOLD
-    return DecisionStop(default if threshold is None else threshold, SvipStop(limit=limit))
+    if policy is StopPolicy.FIXED and threshold is not None:
+        raise InvalidRequest(f"threshold is {threshold}, but stop fixed has none")
+    usual = {
+        StopPolicy.FIXED: 0.0,
+        StopPolicy.SVIP: SVIP_THRESHOLD,
+        StopPolicy.DECISION: DECISION_THRESHOLD_SAMPLED if is_sampled else DECISION_THRESHOLD,
+        StopPolicy.COST: cost_ratio,
+    }
+    value = usual[policy] if threshold is None else threshold
+    if value is None:
+        raise InvalidRequest("stop cost needs a measured cost ratio, or a threshold")
+    return Stop(policy, max_depth, value, calibration=calibration or Calibration())
 
 
 FIXED, SVIP, DECISION, COST = range(4)
@@ -224,15 +180,7 @@ class Rule:
     """SVIP's threshold, where the decision model has no score."""
 
 
-def rule_of(stop: Stop) -> Rule | None:
-    """Return a policy as numbers; None for one that is not known here."""
-    match stop:
-        case FixedStop(max_depth=depth):
-            return Rule(FIXED, depth)
-        case SvipStop(threshold=threshold, limit=limit):
-            return Rule(SVIP, limit.max_depth, threshold)
-        case DecisionStop(threshold=threshold, fallback=svip):
-            return Rule(DECISION, svip.limit.max_depth, threshold, svip.threshold)
-        case CostStop(cost_ratio=ratio, limit=limit):
-            return Rule(COST, limit.max_depth, ratio)
-    return None
+def rule_of(stop: Stop) -> Rule:
+    """Return a policy as numbers."""
+    fallback = stop.fallback if stop.policy is StopPolicy.DECISION else 0.0
+    return Rule([*StopPolicy].index(stop.policy), stop.max_depth, stop.threshold, fallback)

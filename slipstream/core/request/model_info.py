@@ -1,7 +1,4 @@
-"""Abilities and limits of a model, from the tables that requests are checked with.
-
-An engine's owner fills the facts in; what follows from them is computed here.
-"""
+"""Abilities and limits of a model, from the tables that requests are checked with."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -11,7 +8,7 @@ from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.request.request import NO_DRAFTER, ModelFacts
-from slipstream.core.text.text import MAX_STOP_BYTES, MAX_STOP_STRINGS
+from slipstream.core.text import MAX_STOP_BYTES, MAX_STOP_STRINGS
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import MAX_LOGIT_BIAS, Shape, StopPolicy, Verification
 

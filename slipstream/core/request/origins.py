@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slipstream.core.round import Round
-from slipstream.core.text.text import Detokenizer
+from slipstream.core.text import Detokenizer
 from slipstream.core.tree import ROOT, CopySource
 
 

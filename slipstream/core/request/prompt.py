@@ -1,7 +1,4 @@
-"""Prompts: text, messages or token ids. Form only.
-
-Without tokenizer, chat template and wire. Errors go into logs, so they quote no prompt.
-"""
+"""Prompts: text, messages or token ids. Errors go into logs, so they quote no prompt."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +13,7 @@ from slipstream.core.errors import (
     check_token_ids,
 )
 from slipstream.core.request.tools import Tool, check_tools
-from slipstream.core.text.text import check_unicode
+from slipstream.core.text import check_unicode
 
 Message = Mapping[str, Any]
 """`role` and `content`, a text or parts of it; an assistant's may have `tool_calls` as OpenAI

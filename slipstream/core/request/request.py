@@ -1,7 +1,4 @@
-"""Requests that can run, made of callers' options: everything that can be refused is here.
-
-It uses descriptions of models and drafts, neither their places nor text.
-"""
+"""Requests that can run, made of callers' options: everything that can be refused is here."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,16 +10,17 @@ from slipstream.core.errors import (
     PromptTooLong,
     UnsupportedCombination,
     check,
+    check_fits,
     check_token_ids,
 )
 from slipstream.core.grammar import Grammar
-from slipstream.core.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
+from slipstream.core.logprobs import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.profile import DraftFacts, Settings, resolve
-from slipstream.core.request.prompt import Prompt, PromptForm
+from slipstream.core.request.prompt import PLAIN_FORM, Prompt, PromptForm
 from slipstream.core.request.results import PromptInfo
-from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
-from slipstream.core.text.text import check_stop_strings, check_stop_tokens
+from slipstream.core.request.tools import ToolFormat, calls_grammar
+from slipstream.core.text import check_stop_strings, check_stop_tokens
 from slipstream.core.types import SamplingParams, Session
 
 DEFAULT_MAX_TOKENS = 256
@@ -59,30 +57,27 @@ class ModelFacts:
 class Ask:
     """Parameters of one request, beside the prompt.
 
-    `raw`, `allow_special_tokens`, `tools` and `continue_final` are those of the `form`;
-    `request_id` may be empty; `with_origins` has every token say where it came from, `with_rounds`
-    chunks show their rounds, `num_logprobs` tokens say how likely they were, beside so many of the
-    likeliest, `prompt_logprobs` the prompt's, too; the text follows the `grammar`; `stop_token_ids`
-    end it beside the model's own, or with `ignore_eos` in their place; `model_defaults` are names
-    of sampling parameters that give way to the model's default, where it has one.
+    The prompt is read by its `form`; `request_id` may be empty; `with_origins` has every token say
+    where it came from, `with_rounds` chunks show their rounds, `num_logprobs` tokens say how likely
+    they were, beside so many of the likeliest, `prompt_logprobs` the prompt's, too; the text
+    follows the `grammar`; `stop_token_ids` end it beside the model's own, or with `ignore_eos` in
+    their place; `model_defaults` are names of sampling parameters that give way to the model's
+    default, where it has one.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = DEFAULT_MAX_TOKENS
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
-    raw: bool = False
+    form: PromptForm = PLAIN_FORM
     request_id: str = ""
     with_origins: bool = False
     num_logprobs: int | None = None
     grammar: Grammar | None = None
-    allow_special_tokens: bool = False
-    tools: tuple[Tool, ...] = ()
     with_rounds: bool = False
     prompt_logprobs: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    continue_final: bool = False
     model_defaults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,11 +105,6 @@ class Ask:
             raise UnsupportedCombination(f"{names[0]} goes without a grammar, which ends the text")
         if least > self.max_tokens:
             raise InvalidRequest(f"min_tokens is {least}, but max_tokens is {self.max_tokens}")
-
-    @property
-    def form(self) -> PromptForm:
-        """Return how the prompt is read. Raises `InvalidRequest` for what does not go together."""
-        return PromptForm(self.raw, self.allow_special_tokens, self.tools, self.continue_final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +180,9 @@ def make_request(
     """
     own = {name: it for name, it in model.sampling_defaults.items() if name in ask.model_defaults}
     ask = replace(ask, sampling=replace(ask.sampling, **own))  # type: ignore[arg-type]
-    options = ask.speculation
-    if model.is_fallback and options == SpeculationOptions():
-        options = SpeculationOptions(mode=Mode.OFF)
-    settings = draft_settings(options, draft, temperature=ask.sampling.temperature)
+    if model.is_fallback and ask.speculation == SpeculationOptions():
+        ask = replace(ask, speculation=SpeculationOptions(mode=Mode.OFF))
+    settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
     if len(tokens) + ask.max_tokens > model.context_length:
         raise PromptTooLong(
             f"a prompt of {len(tokens)} tokens and up to {ask.max_tokens} new ones exceed"
@@ -202,7 +191,8 @@ def make_request(
     check_token_ids("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
     _check_abilities(ask, model, settings)
     if ask.prompt_logprobs:
-        check_num_prompt_logprobs(len(tokens), ask.num_logprobs or 0)
+        num_values, what = len(tokens) * (1 + (ask.num_logprobs or 0)), "log probabilities"
+        check_fits(f"a prompt of {len(tokens)} tokens has", num_values, what, MAX_PROMPT_LOGPROBS)
     tool_format = model.tool_format if model.has_grammars else None
     session = Session(
         session_id=session_id,
@@ -212,7 +202,7 @@ def make_request(
         verification=settings.verification,
         stop_token_ids=_ends(ask, model),
         num_roots=settings.num_roots,
-        grammar=ask.grammar or calls_grammar(ask.tools, tool_format),
+        grammar=ask.grammar or calls_grammar(ask.form.tools, tool_format),
         num_logprobs=ask.num_logprobs,
         has_prompt_logprobs=ask.prompt_logprobs,
         vocab_size=model.vocab_size,
@@ -250,7 +240,7 @@ def _check_draft(options: SpeculationOptions, draft: DraftFacts) -> None:
 
 
 def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
-    if ask.tools and model.tool_format is None:
+    if ask.form.tools and model.tool_format is None:
         raise NotBuilt("tools are given, but the model has no format to call them in")
     if ask.grammar is not None and not model.has_grammars:
         raise NotBuilt(f"a {ask.grammar.kind.value} is given, but the target can't follow any")

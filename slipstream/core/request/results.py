@@ -103,7 +103,6 @@ class Ending:
     stats: RequestStats
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod

@@ -73,7 +73,6 @@ class _Document:
                 self._targets[id(schema)] = self._resolved(schema, pointer, base)
 
     def rewritten(self) -> Any:
-        """Return the schema, rewritten."""
         return self._copy(self._root)
 
     def _add(self, schema: Any, pointer: str, base: str) -> None:

@@ -1,7 +1,4 @@
-"""Speculation statistics of a request: sums and a histogram of all rounds, and the newest ones.
-
-Field names are those of vLLM's per-request acceptance metrics. Without a clock and an exporter.
-"""
+"""Speculation statistics of a request. Names are those of vLLM's per-request acceptance metrics."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -91,11 +88,6 @@ class Outcomes:
         proposal = round_.proposal
         if proposal.fallback is not None:
             self._fallbacks[proposal.fallback] += 1
-        if not 0 <= round_.num_accepted <= round_.depth <= round_.num_nodes:
-            raise ValueError(
-                f"{round_.num_accepted} accepted of depth {round_.depth}"
-                f" of {round_.num_nodes} nodes"
-            )
         if round_.num_nodes == 0:
             self._num_plain_steps += 1
             return
@@ -107,7 +99,6 @@ class Outcomes:
         self._copied_accepted += Counter(round_.accepted_sources)
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
-        """The figures so far."""
         histogram, kept = dict(sorted(self._accepted.items())), self._copied_accepted
         return SpeculationStats(
             num_spec_steps=sum(histogram.values()),

@@ -75,10 +75,7 @@ class ToolCall:
 def read_tool_calls(
     result: Result, tools: Sequence[Tool], *, is_forced: bool = False
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text of an answer apart from its calls, and the calls.
-
-    `is_forced`: whether its tool_choice was required or a tool.
-    """
+    """Return an answer's text apart from its calls, and these; `is_forced`: one had to be made."""
     info = result.prompt
     names = [tool.name for tool in tools]
     parser = ToolCallParser(None if is_forced else info.tool_format, names)

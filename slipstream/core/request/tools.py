@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, check, check_fits
@@ -127,11 +128,6 @@ def check_num_tools(num_tools: int) -> None:
     check_fits("the request has", num_tools, "tools", MAX_TOOLS)
 
 
-def check_tools_bytes(num_bytes: int) -> None:
-    """Raise `InvalidRequest` for tools that have more bytes together than a request may have."""
-    check_fits("tools has", num_bytes, "bytes", MAX_TOOLS_BYTES)
-
-
 def json_object(text: str, what: str) -> dict[str, Any]:
     """Return the JSON object in a text. Raises `InvalidRequest` for anything else."""
     value = shallow_json(text, what)
@@ -152,7 +148,8 @@ def shallow_json(text: str, what: str) -> Any:
         return None
     level = _containers([value])
     for _ in range(MAX_JSON_DEPTH):
-        level = _containers(part for item in level for part in _parts(item))
+        values = (item.values() if isinstance(item, dict) else item for item in level)
+        level = _containers(chain.from_iterable(values))
     if level:
         raise too_deep
     return value
@@ -160,10 +157,6 @@ def shallow_json(text: str, what: str) -> Any:
 
 def _containers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, dict | list)]
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
 
 
 def decoded_json(text: str) -> Any:

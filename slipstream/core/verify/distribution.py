@@ -9,6 +9,7 @@ bf16, and an unstable order would make two replicas disagree.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,8 +50,6 @@ def ordered_top(scores: Floats, k: int) -> tuple[Floats, NDArray[np.int64]]:
     The k-th largest of the maxima of disjoint blocks bounds the k-th value from below, and is
     cheap; everything tied with the k-th value reaches it. The few that do are sorted.
     """
-    if k < 1:
-        raise ValueError(f"the {k} best tokens were asked for, but must be at least 1")
     size = len(scores)
     k = min(k, size)
     num_blocks = size // _BLOCK
@@ -104,6 +103,7 @@ def masses(distances: Floats) -> Floats:
     return units
 
 
+@dataclass(frozen=True, slots=True)
 class SamplingDistribution:
     """Turns logits into the distribution of a position, for one request.
 
@@ -114,17 +114,10 @@ class SamplingDistribution:
     `ends` are the tokens that end the output, which has `min_tokens` before them.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingParams,
-        num_prompt_tokens: int,
-        constraint: Constraint | None = None,
-        ends: Set[int] = frozenset(),
-    ) -> None:
-        self._sampling = sampling
-        self._ends = sorted(ends)
-        self._num_prompt_tokens = num_prompt_tokens
-        self._constraint = constraint
+    sampling: SamplingParams
+    num_prompt_tokens: int
+    constraint: Constraint | None = None
+    ends: Set[int] = frozenset()
 
     def scores(self, logits: Floats, prefix: Sequence[int]) -> Floats:
         """Unnormalised log-probabilities [V] fp32, -inf outside the distribution's support.
@@ -137,7 +130,7 @@ class SamplingDistribution:
     def probs(self, logits: Floats, prefix: Sequence[int]) -> Floats:
         """The distribution as probabilities [V]; one-hot when greedy."""
         values, ids = self.support(logits, prefix)
-        if self._sampling.is_greedy:
+        if self.sampling.is_greedy:
             probs = np.zeros_like(values)
             probs[argmax_first(values)] = 1
         else:
@@ -147,10 +140,10 @@ class SamplingDistribution:
     def support(self, logits: Floats, prefix: Sequence[int]) -> tuple[Floats, Ids | None]:
         """Scores [n] of the distribution's support and its ids [n], ascending; None is all of V."""
         scores, allowed = self._penalised(logits, prefix), None
-        if self._constraint is not None:
-            allowed = self._constraint.allowed(prefix[self._num_prompt_tokens :])
+        if self.constraint is not None:
+            allowed = self.constraint.allowed(prefix[self.num_prompt_tokens :])
             scores = scores if allowed is None else scores[allowed]
-        if self._sampling.is_greedy:
+        if self.sampling.is_greedy:
             return scores, allowed
         values, ids = self._heated(scores)
         if allowed is not None:
@@ -161,24 +154,24 @@ class SamplingDistribution:
         best = float(scores.max())
         if not math.isfinite(best):
             raise ModelError(f"the best score of a position is {best}, so its distribution is none")
-        if self._sampling.temperature != 1:
+        if self.sampling.temperature != 1:
             # Relative to the best, so that no temperature, however low, overflows.
             scores = scores - best
-            scores /= self._sampling.temperature
+            scores /= self.sampling.temperature
             best = 0.0
         return self._truncated(scores, best)
 
     def edits(self, prefix: Sequence[int], paths: Paths = ()) -> Iterator[Edits]:
         """Yield what bias and penalties change behind `prefix`, and then what else they do behind
         each of the `paths` of tokens below it."""
-        sampling, biases = self._sampling, dict(self._sampling.logit_bias)
+        sampling, biases = self.sampling, dict(self.sampling.logit_bias)
         is_counted = (sampling.presence_penalty, sampling.frequency_penalty) != (0, 0)
-        output = prefix[self._num_prompt_tokens :]
+        output = prefix[self.num_prompt_tokens :]
         counts = Counter(output if is_counted else ())
         seen = set(prefix if sampling.repetition_penalty != 1 else ())
         yield self._edits(biases, seen, counts, len(output))
         for path in paths:
-            tokens = {*path, *(self._ends if sampling.min_tokens else ())}
+            tokens = {*path, *(self.ends if sampling.min_tokens else ())}
             yield self._edits(
                 {token: biases.get(token, 0.0) for token in tokens},
                 {token for token in tokens if token in seen or (seen and token in path)},
@@ -191,8 +184,8 @@ class SamplingDistribution:
         self, biases: Mapping[int, float], seen: Set[int], counts: Mapping[int, int], size: int
     ) -> Edits:
         """Return the edits behind an output of so many tokens."""
-        sampling = self._sampling
-        banned = self._ends if size < sampling.min_tokens else []
+        sampling = self.sampling
+        banned = self.ends if size < sampling.min_tokens else ()
         ids = np.array(sorted({*biases, *seen, *counts, *banned}), np.int32)
         edits = np.zeros((len(ids), 4), np.int32)
         edits[:, 0] = ids
@@ -211,7 +204,7 @@ class SamplingDistribution:
         return edits
 
     def _penalised(self, logits: Floats, prefix: Sequence[int]) -> Floats:
-        if not (self._sampling.logit_bias or self._sampling.depends_on_prefix):
+        if not (self.sampling.logit_bias or self.sampling.depends_on_prefix):
             return logits
         (edits,) = self.edits(prefix)
         ids, (_, biases, penalties, added) = edits[:, 0], edits.view(np.float32).T
@@ -221,7 +214,7 @@ class SamplingDistribution:
         return scores
 
     def _truncated(self, scores: Floats, best: float) -> tuple[Floats, Ids | None]:
-        sampling = self._sampling
+        sampling = self.sampling
         values = scores
         ids: Ids | None = None
         if sampling.top_k is not None and sampling.top_k < len(scores):

@@ -1,7 +1,4 @@
-"""Keyed randomness as arrays: the numbers of `core.verify.keyed_noise`, for many tokens at once.
-
-Independent of distributions, trees and models.
-"""
+"""Keyed randomness as arrays: the numbers of `core.verify.keyed_noise`, for many tokens at once."""
 
 from typing import Any
 

@@ -5,23 +5,11 @@ the target's distribution at the position, `q` (or `proposed`) the draft's. No t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.noise import Floats, Ids
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """`accepted` is the index of the candidate that stays; None when all were rejected.
-
-    `left` [V] is then the distribution, up to its mass, that the token is to be drawn from.
-    """
-
-    accepted: int | None
-    left: Floats
 
 
 def multi_candidate(
@@ -31,8 +19,11 @@ def multi_candidate(
     *,
     uniform: Callable[[int], float],
     replacement: bool,
-) -> Outcome:
+) -> tuple[int | None, Floats]:
     """Recursive rejection sampling over `candidates`, in the order they were drawn from `proposed`.
+
+    Return the index of the candidate that stays, None when all were rejected, and what [V] is then
+    left: the distribution, up to its mass, that the token is to be drawn from.
 
     Candidate x stays if uniform(its index) < p[x] / q[x], strictly: a token of p[x] = 0 must
     not slip through on a uniform of 0. After a rejection p becomes the normalised positive
@@ -47,11 +38,11 @@ def multi_candidate(
     mass = 1.0
     for index, token in enumerate(candidates):
         if uniform(index) * float(q[place[token]]) * mass < float(p[token]):
-            return Outcome(index, p)
+            return index, p
         p, mass = _rejected(p, mass, ids, q)
         if not replacement:
             q = _without(q, place[token])
-    return Outcome(None, p)
+    return None, p
 
 
 def branch_test(p: Floats, proposed: SparseDistribution, token: int, u: float) -> bool:

@@ -132,16 +132,15 @@ def _mcsd(session: Session, distribution: SamplingDistribution, proposal: Propos
         children = tree.children(node)
         proposed = proposal.distributions[node + 1] if children else None
         if proposed is not None:
-            outcome = multi_candidate(
+            accepted, left = multi_candidate(
                 left,
                 proposed,
                 [tree.tokens[child] for child in children],
                 uniform=lambda index: uniform(seed, position, Purpose.ACCEPT, index),
                 replacement=replacement,
             )
-            if outcome.accepted is not None:
-                return WalkStep(children[outcome.accepted])
-            left = outcome.left
+            if accepted is not None:
+                return WalkStep(children[accepted])
         return WalkStep(None, draw(left, uniform(seed, position, Purpose.RESIDUAL, 0)))
 
     return step

@@ -1,15 +1,15 @@
 """Values of several messages on the wire, both ways: enumerations, dataclasses whose fields a
-message has by name, proposals and log-probabilities.
+message has by name, and proposals.
 
 `x_from_pb` raises `InvalidRequest` for what is no such value. What repeats is counted before any of
 it becomes a value: a small message can name very many.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import cache, partial
-from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -17,7 +17,6 @@ from google.protobuf.message_factory import GetMessageClass
 from slipstream.core.draft.ahead import AheadTree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import GrammarKind
-from slipstream.core.logprobs import MAX_LOGPROBS, Logprobs, TokenLogprob
 from slipstream.core.policy.options import Mode
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
@@ -33,7 +32,7 @@ from slipstream.core.types import (
     Verification,
 )
 from slipstream.options import without_none
-from slipstream.rpc.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
+from slipstream.rpc.v1 import common_pb2, draft_pb2, generation_pb2
 
 E = TypeVar("E", bound=StrEnum)
 M = TypeVar("M", bound=Message)
@@ -52,10 +51,12 @@ class WireEnum(Generic[E]):
         """The number; 0, unspecified, for None."""
         return 0 if member is None else self._numbers[member]
 
-    def from_pb(self, number: int) -> E | None:
+    def from_pb(self, number: int, *, may_be_none: bool = True) -> E | None:
         """The member, None where it is unspecified. Raises `InvalidRequest` for an unknown one."""
         if number == 0:
-            return None
+            if may_be_none:
+                return None
+            raise InvalidRequest(f"the {self.name} is not said")
         if number not in self._members:
             known = ", ".join(str(key) for key in self._members)
             raise InvalidRequest(f"{self.name} is {number}, but must be one of {known}")
@@ -94,14 +95,14 @@ def message_of(kind: type[M], value: Any, **own: Any) -> M:
     """Return a message of a value's attributes of the same names; `own` are converted already.
 
     Enumerations, and dataclasses where the message has another one, are converted. None stays
-    unset.
+    unset, and is empty in a list.
     """
     given: dict[str, Any] = {}
     for name, convert, is_repeated in _fields_to(kind):  # type: ignore[arg-type]  # a class
         if name not in own and (part := getattr(value, name, None)) is not None:
             if convert is not None:
                 part = list(map(convert, part)) if is_repeated else convert(part)
-            given[name] = part
+            given[name] = sorted(part) if isinstance(part, frozenset) else part
     return kind(**given | own)
 
 
@@ -113,9 +114,11 @@ def _fields_to(kind: Any) -> Sequence[tuple[str, Callable[[Any], Any] | None, bo
         convert: Any = None
         if wire.enum_type is not None:
             convert = _ENUMS[wire.enum_type.name].to_pb
-        elif wire.message_type is not None and not wire.message_type.GetOptions().map_entry:
+        elif _is_map(wire):
+            convert = dict
+        elif wire.message_type is not None:
             convert = partial(message_of, GetMessageClass(wire.message_type))
-        found.append((wire.name, convert, wire.is_repeated))
+        found.append((wire.name, convert, wire.is_repeated and not _is_map(wire)))
     return found
 
 
@@ -123,17 +126,20 @@ def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
     """Return a dataclass of the message's fields of the same names; `own` are converted already.
 
     What is unset, or the message has no field for, takes its default. Raises `InvalidRequest` for
-    a member of an enumeration that is needed and unset.
+    a member of an enumeration, or a number, that is needed and unset.
     """
     known: dict[str, Any] = {}
     for name, field in _fields_from(kind, type(message)).items():  # type: ignore[arg-type]
         if name in own:
             continue
         value = getattr(message, name)
-        if isinstance(value, Mapping):
-            known[name] = dict(sorted(value.items()))
-        elif field.is_repeated:
-            known[name] = tuple(value if field.convert is None else map(field.convert, value))
+        if field.is_needed and not message.HasField(name):
+            raise InvalidRequest(f"the {name} is not said")
+        if field.gather is not None:
+            parts = value if field.convert is None else map(field.convert, value)
+            known[name] = field.gather(
+                sorted(value.items()) if isinstance(value, Mapping) else parts
+            )
         elif not field.has_default or (message.HasField(name) if field.has_presence else value):
             known[name] = value if field.convert is None else field.convert(value)
     return kind(**known | own)
@@ -141,10 +147,13 @@ def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
 
 class _FieldFrom(NamedTuple):
     convert: Callable[[Any], Any] | None
-    is_repeated: bool
+    gather: Callable[[Any], Any] | None
+    """Makes the value of a repeated field's parts."""
     has_presence: bool
     has_default: bool
     """True if what is unset can be told, and takes a default."""
+    is_needed: bool
+    """True for a number that can be unset, and has no default."""
 
 
 @cache
@@ -155,27 +164,33 @@ def _fields_from(kind: Any, message: Any) -> Mapping[str, _FieldFrom]:
         if wire is None:
             continue
         part, may_be_none = without_none(hints[field.name])
+        gather: Any = None
         if wire.is_repeated:
+            gather = {tuple: tuple, frozenset: frozenset}.get(get_origin(part), dict)
             part, may_be_none = without_none((*get_args(part), None)[0])
         has_default = field.default is not MISSING or field.default_factory is not MISSING
         convert: Any = None
         if wire.enum_type is not None:
-            convert = partial(_member, _ENUMS[wire.enum_type.name], may_be_none)
-        elif wire.message_type is not None:
-            convert = partial(value_from_pb, part)
+            convert = partial(_ENUMS[wire.enum_type.name].from_pb, may_be_none=may_be_none)
+        elif wire.message_type is not None and not _is_map(wire):
+            convert = partial(_part, part, may_be_none and wire.is_repeated)
         found[field.name] = _FieldFrom(
             convert,
-            wire.is_repeated,
+            gather,
             wire.has_presence,
             has_default and (wire.has_presence or wire.enum_type is not None),
+            wire.has_presence and wire.message_type is None and not has_default,
         )
     return found
 
 
-def _member(known: WireEnum[Any], may_be_none: bool, number: int) -> Any:
-    if number == 0 and not may_be_none:
-        raise InvalidRequest(f"the {known.name} is not said")
-    return known.from_pb(number)
+def _is_map(wire: Any) -> bool:
+    return wire.message_type is not None and bool(wire.message_type.GetOptions().map_entry)
+
+
+def _part(kind: type[V], may_be_none: bool, message: Message) -> V | None:
+    """Convert a message within another one; in a list, an empty one may stand for None."""
+    return None if may_be_none and not message.ListFields() else value_from_pb(kind, message)
 
 
 def proposal_to_pb(proposal: Proposal, *, with_stats: bool = True) -> common_pb2.Proposal:
@@ -265,34 +280,15 @@ MAX_DISTRIBUTION_TOKENS = 256
 def check_proposal_counts(message: common_pb2.Proposal) -> None:
     """Raise `InvalidRequest` for more nodes, distributions or tokens than any proposal has."""
     num_nodes = len(message.tree.tokens)
-    _check("nodes of a proposal", num_nodes, MAX_NODES)
-    _check("parents of its nodes", len(message.tree.parents), MAX_NODES)
-    _check("distributions of its nodes", len(message.laws), num_nodes + 1)
+    check_count("nodes of a proposal", num_nodes, MAX_NODES)
+    check_count("parents of its nodes", len(message.tree.parents), MAX_NODES)
+    check_count("distributions of its nodes", len(message.laws), num_nodes + 1)
     for node in message.laws:
-        _check("tokens of a distribution", len(node.law.tokens), MAX_DISTRIBUTION_TOKENS)
-        _check("probabilities of a distribution", len(node.law.probs), MAX_DISTRIBUTION_TOKENS)
+        check_count("tokens of a distribution", len(node.law.tokens), MAX_DISTRIBUTION_TOKENS)
+        check_count("probabilities of a distribution", len(node.law.probs), MAX_DISTRIBUTION_TOKENS)
 
 
-def check_verdict_counts(message: target_pb2.Verdict) -> None:
-    """Raise `InvalidRequest` for more of anything than a verdict on any proposal has."""
-    for name in ("tokens", "roots", "forced", "logprobs"):
-        _check(f"{name} of a verdict", len(getattr(message, name)), MAX_NODES + 1)
-    for item in message.logprobs:
-        _check("likeliest tokens of a position", len(item.top), MAX_LOGPROBS)
-
-
-def _check(name: str, count: int, limit: int) -> None:
+def check_count(name: str, count: int, limit: int) -> None:
+    """Raise `InvalidRequest` for more things than a limit."""
     if count > limit:
         raise InvalidRequest(f"{count} {name} are told, but at most {limit} may be")
-
-
-def logprobs_to_pb(logprobs: Logprobs) -> list[common_pb2.TokenLogprob]:
-    """One per token; None, which is not known, is empty."""
-    return [message_of(common_pb2.TokenLogprob, item) for item in logprobs]
-
-
-def logprobs_from_pb(messages: Iterable[common_pb2.TokenLogprob]) -> Logprobs:
-    return tuple(
-        value_from_pb(TokenLogprob, message) if message.HasField("logprob") else None
-        for message in messages
-    )

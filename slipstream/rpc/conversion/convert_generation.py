@@ -1,12 +1,12 @@
-"""Requests of the public API on the wire, both ways. What comes in is checked at birth.
+"""Requests and answers of the public API on the wire, both ways. What comes in is checked at birth.
 
 `x_to_pb` takes a core value, `x_from_pb` raises `InvalidRequest` for what is no such value, and
-`NotBuilt` for what no version can do yet. Answers are `convert_results`' part.
+`NotBuilt` for what no version can do yet. Figures that follow from others are sent for callers in
+other languages, and not read back.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination, check
@@ -21,11 +21,12 @@ from slipstream.core.request.prompt import (
     checked_prompt,
 )
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.request.results import Chunk, Continuity, RequestStats, Result, Timings
+from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
-from slipstream.core.text.text import check_unicode
-from slipstream.core.types import SamplingParams
-from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
-from slipstream.rpc.conversion.convert_common import message_of, value_from_pb
+from slipstream.core.text import check_unicode
+from slipstream.core.types import FinishReason
+from slipstream.rpc.conversion.convert_common import FINISH, message_of, value_from_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _MAX_UINT32 = 2**32 - 1
@@ -39,7 +40,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
     """Convert a request of the SDK. Raises `InvalidRequest` for what has no place on the wire."""
     ask, ref = generation.ask, generation.session
     session = ref and message_of(pb.SessionRef, ref, after_request_id=ref.after)
-    _check_uint32("max_tokens", [ask.max_tokens])
+    _check_numbers(ask)
     grammar = {} if ask.grammar is None else {_GRAMMARS[ask.grammar.kind]: ask.grammar.text}
     return message_of(
         pb.Generation,
@@ -48,7 +49,6 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         prompt=prompt_to_pb(generation.prompt, ask.form),
         session=session,
         num_received_tokens=generation.num_received,
-        sampling=_checked_sampling(ask.sampling),
         stopping=message_of(pb.StoppingCriteria, ask, max_new_tokens=ask.max_tokens),
         logprobs=ask.num_logprobs,
         **grammar,
@@ -74,7 +74,6 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
     return value_from_pb(
         Ask,
         message,
-        sampling=sampling_from_pb(message.sampling),
         max_tokens=stopping.max_new_tokens if is_bounded else DEFAULT_MAX_TOKENS,
         stop=tuple(stopping.stop),
         stop_token_ids=tuple(stopping.stop_token_ids),
@@ -82,7 +81,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         speculation=speculation_from_pb(message.speculation),
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
-        **{field.name: getattr(form, field.name) for field in fields(form)},
+        form=form,
     )
 
 
@@ -127,7 +126,6 @@ def _message_from_pb(message: pb.ChatMessage) -> Message:
 
 
 def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
-    """The prompt, and how it is read."""
     match message.WhichOneof("content"):
         case "text":
             prompt: Prompt = message.text
@@ -155,15 +153,10 @@ def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
     return value_from_pb(SpeculationOptions, message, widths=tuple(message.widths) or None)
 
 
-def _checked_sampling(sampling: SamplingParams) -> Any:
-    if sampling.top_k is not None:
-        _check_uint32("top_k", [sampling.top_k])
-    _check_uint32("a logit_bias token id", (token for token, _ in sampling.logit_bias))
-    return sampling_to_pb(sampling)
-
-
-def _check_uint32(name: str, values: Iterable[int]) -> None:
-    for value in values:
+def _check_numbers(ask: Ask) -> None:
+    """Raise `InvalidRequest` for a number that no field holds."""
+    bias = [("a logit_bias token id", token) for token, _ in ask.sampling.logit_bias]
+    for name, value in (("max_tokens", ask.max_tokens), ("top_k", ask.sampling.top_k or 0), *bias):
         is_right = type(value) is int and 0 <= value <= _MAX_UINT32
         check(is_right, name, value, f"an integer up to {_MAX_UINT32}")
 
@@ -182,3 +175,50 @@ def _refuse_not_built(message: pb.Generation) -> None:
     for name, is_asked in asked.items():
         if is_asked:
             raise NotBuilt(f"{name} is asked for, but is not built yet")
+
+
+def chunk_to_pb(chunk: Chunk) -> pb.GenerateStreamResponse:
+    """A part of an answer, with what is known at its beginning or end."""
+    finish = None
+    if chunk.finish_reason is not None and chunk.stats is not None:
+        finish = _finish_to_pb(chunk.finish_reason, chunk.stats)
+    return message_of(pb.GenerateStreamResponse, chunk, finish=finish)
+
+
+def chunk_from_pb(message: pb.GenerateStreamResponse) -> Chunk:
+    reason, stats = None, None
+    if message.HasField("finish"):
+        reason, stats = _finish_from_pb(message.finish)
+    return value_from_pb(Chunk, message, finish_reason=reason, stats=stats)
+
+
+def result_to_pb(result: Result) -> pb.GenerateResponse:
+    finish = _finish_to_pb(result.finish_reason, result.stats)
+    return message_of(pb.GenerateResponse, result, finish=finish)
+
+
+def result_from_pb(message: pb.GenerateResponse) -> Result:
+    reason, stats = _finish_from_pb(message.finish)
+    return value_from_pb(Result, message, finish_reason=reason, stats=stats)
+
+
+def _finish_to_pb(reason: FinishReason, stats: RequestStats) -> pb.FinishInfo:
+    usage = message_of(pb.Usage, stats)
+    return message_of(pb.FinishInfo, stats, reason=FINISH.to_pb(reason), usage=usage)
+
+
+def _finish_from_pb(message: pb.FinishInfo) -> tuple[FinishReason, RequestStats]:
+    reason = FINISH.from_pb(message.reason)
+    if reason is None:
+        raise InvalidRequest("an answer has ended without a reason")
+    timings = value_from_pb(Timings, message.timings)
+    for name, value in asdict(timings).items():
+        check(math.isfinite(value) and value >= 0, name, value, "a time of 0 seconds or more")
+    stats = value_from_pb(
+        RequestStats,
+        message.usage,
+        timings=timings,
+        speculation=value_from_pb(SpeculationStats, message.speculation),
+        continuity=value_from_pb(Continuity, message.continuity),
+    )
+    return reason, stats

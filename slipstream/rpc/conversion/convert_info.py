@@ -1,8 +1,4 @@
-"""Conversion of descriptions: of models and routers both ways, of targets and drafts from the wire.
-
-`x_from_pb` raises `InvalidRequest` for what is no such value; facts of replicas are checked here,
-before any use.
-"""
+"""Descriptions of models, routers, targets and drafts; those of replicas are checked here."""
 
 import math
 from collections.abc import Iterator
@@ -28,19 +24,16 @@ MAX_STOP_TOKENS = 4096
 
 
 def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
-    """Convert a model and what it can be asked for."""
     defaults = common_pb2.SamplingParams(**info.sampling_defaults)  # type: ignore[arg-type]
     return message_of(pb.ModelInfo, info, sampling_defaults=defaults)
 
 
 def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
-    """Convert a model and what it can be asked for."""
     defaults = _defaults_from_pb(message.sampling_defaults)
     return value_from_pb(ModelInfo, message, sampling_defaults=defaults)
 
 
 def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
-    """Convert a router and its replicas."""
     return value_from_pb(ServerInfo, message)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Shape
-from slipstream.rpc.conversion.convert import delta_to_pb, plan_to_pb, session_to_pb, timing_from_pb
-from slipstream.rpc.conversion.convert_common import proposal_from_pb
+from slipstream.rpc.conversion.convert import timing_from_pb
+from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb
 from slipstream.rpc.tracing import trace_to_pb
-from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry import catalog
 from support.services.scripted_keys import (
     DEEP,
@@ -41,7 +41,10 @@ class Request:
 
     async def propose(self, delta, plan=DEEP, at=None):
         """The answer, as it came; `at` is where the message stands in a trace."""
-        propose = draft_pb2.Propose(delta=delta_to_pb(delta), plan=plan_to_pb(plan, self.feed))
+        propose = draft_pb2.Propose(
+            delta=message_of(common_pb2.Delta, delta),
+            plan=message_of(draft_pb2.Plan, plan, feed=self.feed),
+        )
         message = draft_pb2.SpeculateRequest(propose=propose, trace=trace_to_pb(at))
         await self.call.write(message)
         return (await self.call.read()).proposed
@@ -55,7 +58,7 @@ async def reading(models, keys, listener, *, count=NUM_KEYS, kv_wait_s=LIMIT_S):
     async with following(models, script, **waits, telemetry=listener.telemetry) as (drafts, feed):
         call = draft_pb2_grpc.DraftServiceStub(drafts.channel).Speculate()
         opening = draft_pb2.OpenDraft(
-            session=session_to_pb(SESSION, fence=0),
+            session=message_of(common_pb2.SessionParams, SESSION, fence=0),
             target=models.identity,
             target_layout=models.layout,
         )

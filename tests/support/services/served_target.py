@@ -19,8 +19,7 @@ from slipstream.models.dtypes import Array
 from slipstream.models.kv.cache import view_layout
 from slipstream.models.loading import causal_model
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
-from slipstream.rpc.conversion.convert_common import proposal_to_pb
+from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
 from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Register, Server, ServerOptions
@@ -75,7 +74,8 @@ class Stream:
         trace: Carrier | None = None,
     ) -> target_pb2.Verdict:
         asked = target_pb2.VerifyProposal(
-            delta=delta_to_pb(Delta(start, tokens)), proposal=proposal_to_pb(proposal or Proposal())
+            delta=message_of(common_pb2.Delta, Delta(start, tokens)),
+            proposal=proposal_to_pb(proposal or Proposal()),
         )
         return (await self.ask(verify=asked, trace=trace_to_pb(trace))).verdict
 
@@ -151,7 +151,7 @@ class Served:
     ) -> Stream:
         """A `Verify` stream that has been answered."""
         stream = Stream(self.stub.Verify(), session.session_id, "")
-        params = session_to_pb(session, fence=fence)
+        params = message_of(common_pb2.SessionParams, session, fence=fence)
         opening = target_pb2.OpenTarget(session=params, expected=expected)
         stream.credential = (await stream.ask(open=opening)).opened.kv_credential
         return stream

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core.errors import ModelError
 from slipstream.core.inline import finished
-from slipstream.core.policy.stop import StopSignal, SvipStop
+from slipstream.core.policy.stop import StopSignal, make_stop
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
@@ -38,7 +38,9 @@ def test_a_token_that_a_draft_rules_out_leaves_the_entropy_a_number(sampling, co
         readings = [reading(count, sampling=sampling)] * len(scores.logits)
         for [slot] in read_each(scores, readings):
             assert slot.entropy == pytest.approx(known.entropy)
-            assert SvipStop().should_stop(StopSignal(1, slot.top_prob, slot.entropy))
+            assert make_stop(StopPolicy.SVIP).should_stop(
+                StopSignal(1, slot.top_prob, slot.entropy)
+            )
 
 
 def spoilt(size, values):

@@ -7,7 +7,7 @@ import torch
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import ModelError
 from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.stop import Calibration, FixedStop
+from slipstream.core.policy.stop import Calibration, Stop
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
@@ -204,7 +204,7 @@ def test_a_tree_can_be_grown_behind_a_followed_prefix():
     for is_followed in (True, False):
         state = scorer.open(60)
         if is_followed:
-            ask = ChainRequest(state, text, view, SamplingParams(), FixedStop(3), 3, 1)
+            ask = ChainRequest(state, text, view, SamplingParams(), Stop(StopPolicy.FIXED, 3), 3, 1)
             chains.follow([ask])
         scorer.score([Sync(state, [*text, 9], view)])
         scores.append(scorer.score([Grow(state, [4], [-1])]).logits)
@@ -278,7 +278,7 @@ def test_a_captured_chain_never_waits_for_the_host():
     text, state = tiny.tokens(12), scorer.open(60)
     found = []
     for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
-        ask = ChainRequest(state, text, None, sampling, FixedStop(3), 3, 4)
+        ask = ChainRequest(state, text, None, sampling, Stop(StopPolicy.FIXED, 3), 3, 4)
         chains.follow([ask])  # reads the text
         found.append(chains.follow([ask]))  # captures the shape of a text that was read
         assert chains.follow([ask]) == found[-1]

@@ -10,7 +10,8 @@ from slipstream.core.errors import InternalError, SessionTaken
 from slipstream.core.request.results import Chunk, Continuity, Ending, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.types import FinishReason
-from slipstream_router.ahead import WriteBehind, one_ahead
+from slipstream_router.lease_keeper import WriteBehind
+from slipstream_router.request_runner import one_ahead
 
 SUMMARY = Outcomes().summary(num_spec_tokens=0, lossless=True)
 ENDING = Ending(FinishReason.STOP, RequestStats(1, 0, 4, Timings(0, 0, 0, 0), SUMMARY))

@@ -7,8 +7,8 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from slipstream.core import errors
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.core.failover.failover_draft import (
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
+from slipstream.core.failover import (
     LEAVE_ROUNDS,
     LEAVE_TOKENS,
     FailoverDraft,
@@ -61,9 +61,13 @@ class World:
         self.crowded = set()
         self.checked = []
         self.shared = Breakers(lambda: self.now, at_once)
-        failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
         self.draft = FailoverDraft(
-            self.choose, failures, vocab_size=50, remaining=lambda: self.remaining, leave=self.leave
+            choose=self.choose,
+            own=Breakers(lambda: self.now, at_once),
+            shared=self.shared,
+            remaining=lambda: self.remaining,
+            vocab_size=50,
+            leave=self.leave,
         )
         self._caller = ByDeltas(self.draft)
 

@@ -3,12 +3,11 @@
 import pytest
 
 from slipstream.core import errors
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.core.failover.failover_target import (
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
+from slipstream.core.failover import (
     MAX_INTERNAL_ERRORS,
     MAX_LOSSES,
     FailoverTarget,
-    Search,
 )
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
@@ -54,9 +53,16 @@ class World:
         self.num_losses = self.num_pauses = 0
         limits = BreakerLimits(failures=1)
         self.shared = shared or Breakers(lambda: self.now, BreakerLimits())
-        failures = Failures(Breakers(lambda: self.now, limits), self.shared)
-        search = Search(self.choose, self.pause, lambda: self.remaining, wait_s)
-        self.target = FailoverTarget(_used(self.first), search, failures, on_loss=self.lost)
+        self.target = FailoverTarget(
+            choose=self.choose,
+            own=Breakers(lambda: self.now, limits),
+            shared=self.shared,
+            remaining=lambda: self.remaining,
+            first=_used(self.first),
+            pause=self.pause,
+            on_loss=self.lost,
+            wait_s=wait_s,
+        )
         self.sequence = TokenSequence(SESSION, [0, 1, 2])
 
     def choose(self, excluded):

@@ -9,10 +9,9 @@ import pytest
 from slipstream.core.request.server_info import ReplicaState
 from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.pool import Pool, fixed
 from slipstream_router.replicas.probes import DraftProbe
-from slipstream_router.replicas.replica import Hooks, Replica
+from slipstream_router.replicas.replica import Heartbeat, Hooks, Replica
 from support.network.hostile_replicas import (
     GARBAGE,
     REFUSALS,

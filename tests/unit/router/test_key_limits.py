@@ -9,9 +9,9 @@ import pytest
 from slipstream.core.errors import LimitExceeded
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, PromptInfo
-from slipstream.state.access import Key
+from slipstream.state.access import Entry
 from slipstream.state.quotas import MemoryQuotas, QuotaLimits
-from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits, num_tokens
+from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, admitted, num_tokens
 
 
 class Counted(MemoryQuotas):
@@ -34,7 +34,7 @@ class Counted(MemoryQuotas):
         await super().give_back(ticket, num_tokens)
 
 
-ALICE = Key("alice", QuotaLimits(tokens_per_minute=1000, max_concurrent=1))
+ALICE = Entry("alice", limits=QuotaLimits(tokens_per_minute=1000, max_concurrent=1))
 UNNAMED = Generation("x")
 NAMED = Generation("x", Ask(request_id="r"))
 
@@ -46,7 +46,7 @@ async def chunks(*sizes, num_prompt_tokens=0):
 
 
 async def within(limits, given, key=ALICE, *, asked=UNNAMED, remaining=lambda: None):
-    async with limits.admitted(key, asked, remaining) as charge, aclosing(given):
+    async with admitted(limits, key, asked, remaining) as charge, aclosing(given):
         async for chunk in given:
             await charge(num_tokens(chunk))
             yield chunk
@@ -55,7 +55,7 @@ async def within(limits, given, key=ALICE, *, asked=UNNAMED, remaining=lambda: N
 async def test_tokens_are_counted_in_lots_and_the_rest_at_the_end():
     quotas = Counted()
     given = chunks(*[7] * 30, num_prompt_tokens=100)
-    assert len([chunk async for chunk in within(KeyLimits(quotas), given)]) == 30
+    assert len([chunk async for chunk in within(quotas, given)]) == 30
     kinds = [call[0] for call in quotas.calls]
     assert kinds == ["take", "charge", "charge", "charge", "give back"]
     amounts = [call[1] for call in quotas.calls[1:]]
@@ -67,13 +67,13 @@ async def test_tokens_are_counted_in_lots_and_the_rest_at_the_end():
 @pytest.mark.parametrize(("left_s", "ttl_s"), [(None, LONGEST_S), (1e9, LONGEST_S), (45.0, 45.0)])
 async def test_a_request_counts_for_as_long_as_its_caller_waits_but_not_for_ever(left_s, ttl_s):
     quotas = Counted()
-    async for _ in within(KeyLimits(quotas), chunks(70), remaining=lambda: left_s):
+    async for _ in within(quotas, chunks(70), remaining=lambda: left_s):
         pass
     assert quotas.calls[:2] == [("take", ttl_s), ("charge", 70, ttl_s)]
 
 
 async def test_who_is_refused_begins_nothing():
-    limits, begun = KeyLimits(MemoryQuotas(lambda: 0.0)), []
+    limits, begun = MemoryQuotas(lambda: 0.0), []
 
     async def beginning():
         begun.append(True)
@@ -98,7 +98,7 @@ async def test_a_request_that_breaks_off_is_given_back_with_what_it_used(ending)
         await asyncio.Event().wait()
 
     async def run():
-        async with aclosing(within(KeyLimits(quotas), breaking())) as given:
+        async with aclosing(within(quotas, breaking())) as given:
             async for _ in given:
                 reached.set()
                 if ending == "closed":
@@ -111,7 +111,7 @@ async def test_a_request_that_breaks_off_is_given_back_with_what_it_used(ending)
         running.cancel()
     await asyncio.wait({running})
     assert quotas.calls[-1] == ("give back", 2)
-    async for _ in within(KeyLimits(quotas), chunks(1)):
+    async for _ in within(quotas, chunks(1)):
         pass
 
 
@@ -123,7 +123,7 @@ async def test_a_request_that_is_cancelled_while_it_is_let_in_is_given_back():
             await asyncio.Event().wait()
 
     quotas, counted = Slow(), asyncio.Event()
-    running = asyncio.create_task(anext(within(KeyLimits(quotas), chunks(1))))
+    running = asyncio.create_task(anext(within(quotas, chunks(1))))
     await counted.wait()
     running.cancel()
     await asyncio.wait({running})
@@ -140,7 +140,7 @@ async def test_a_request_that_is_cancelled_while_it_is_let_in_is_given_back():
     ],
 )
 async def test_another_request_under_the_id_of_one_that_runs_is_counted_by_itself(other):
-    limits = KeyLimits(MemoryQuotas(lambda: 0.0))
+    limits = MemoryQuotas(lambda: 0.0)
     async with aclosing(within(limits, chunks(1, 1), asked=NAMED)) as first:
         await anext(first)
         with pytest.raises(LimitExceeded, match="1 requests running at once"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
-from slipstream.state.access import Access, Key, parse_keys
+from slipstream.state.access import Access, Entry, parse_keys
 from slipstream.state.quotas import QuotaLimits
 from support.network.key_files import digest, key, write_keys
 
@@ -46,14 +46,15 @@ def is_let_in(access, token):
 
 
 def test_without_a_file_every_client_comes_in_without_a_name():
-    assert Access(None).check(()) == Key("", QuotaLimits())
+    assert Access(None).check(()) == Entry()
 
 
 def test_a_token_of_the_file_opens_as_its_key_and_no_other_does(tmp_path):
     bob = key("bob", BOB, requests_per_minute=60, tokens_per_minute=1000)
     access = Access(write_keys(tmp_path / "keys.toml", key("alice", ALICE), bob))
-    assert access.check(shown(ALICE)) == Key("alice")
-    assert access.check(shown(BOB)) == Key("bob", QuotaLimits(60, 1000))
+    alice, bob = access.check(shown(ALICE)), access.check(shown(BOB))
+    assert (alice.name, alice.limits) == ("alice", QuotaLimits())
+    assert (bob.name, bob.limits) == ("bob", QuotaLimits(60, 1000))
     for wrong in (ALICE[:-1], ALICE + "x", "", digest(ALICE), f" {ALICE}"):
         with pytest.raises(Unauthenticated) as refused:
             access.check(shown(wrong))

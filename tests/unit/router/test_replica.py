@@ -11,10 +11,9 @@ from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
-from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.pool import Pool
 from slipstream_router.replicas.probes import DraftProbe
-from slipstream_router.replicas.replica import Hooks, Replica
+from slipstream_router.replicas.replica import Heartbeat, Hooks, Replica
 from support.services.background import until
 
 LIMIT_S = 20

@@ -27,11 +27,11 @@ from slipstream.core.types import (
 )
 from slipstream.options import without_none
 from slipstream.rpc.conversion import convert
+from slipstream.rpc.conversion import convert_generation as answered
 from slipstream.rpc.conversion import convert_info as info
-from slipstream.rpc.conversion import convert_results as answered
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
+from slipstream.rpc.v1 import draft_pb2, target_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
-from slipstream.rpc.v1 import target_pb2
 
 UINT32 = st.integers(0, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -213,4 +213,4 @@ def test_an_offer_that_can_not_be_is_none_and_the_verdict_counts(change):
 
 def test_a_plan_s_prices_come_as_they_were_sent():
     plan = Plan(4, 15, worth=0.125, row_prices=(0.25, 0.5))
-    assert convert.value_from_pb(Plan, convert.plan_to_pb(plan, None)) == plan
+    assert convert.value_from_pb(Plan, convert.message_of(draft_pb2.Plan, plan)) == plan

@@ -121,7 +121,9 @@ WITH_TOOLS = st.builds(
     prompt=SAID | MESSAGES.map(tuple),
     ask=st.builds(
         Ask,
-        tools=st.lists(TOOLS, min_size=1, max_size=3, unique_by=lambda at: at.name).map(tuple),
+        form=st.lists(TOOLS, min_size=1, max_size=3, unique_by=lambda at: at.name).map(
+            lambda tools: PromptForm(tools=tuple(tools))
+        ),
         num_logprobs=st.integers(0, MAX_LOGPROBS),
         prompt_logprobs=st.booleans(),
     ),

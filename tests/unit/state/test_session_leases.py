@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.core.policy.options import SpeculationOptions
+from slipstream.core.request.prompt import PromptForm
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
 from slipstream.state.journal import StoreJournal
@@ -43,8 +44,8 @@ OTHERS = [
     *({"prompt": ({"role": "user", "content": "hello"},)}, {"session": SessionRef("chat")}),
 ]
 ASKS = [
-    *({"max_tokens": 5}, {"stop": ("x",)}, {"raw": True}, {"sampling": SamplingParams(seed=1)}),
-    {"speculation": SpeculationOptions(lookup=True)},
+    *({"max_tokens": 5}, {"stop": ("x",)}, {"form": PromptForm(raw=True)}),
+    *({"sampling": SamplingParams(seed=1)}, {"speculation": SpeculationOptions(lookup=True)}),
 ]
 OTHERS += [{"ask": replace(ASKED.ask, **fields)} for fields in ASKS]
 

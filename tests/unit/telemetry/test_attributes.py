@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.request.prompt import PromptForm
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
@@ -59,7 +60,7 @@ def stats():
     ],
 )
 def test_messages_are_a_chat_and_raw_text_and_token_ids_are_completed(prompt, raw, operation):
-    asked = Generation(prompt, Ask(raw=raw))
+    asked = Generation(prompt, Ask(form=PromptForm(raw)))
     about = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "slipstream"}
     assert operation_attributes(asked, "") == about
     assert operation_attributes(asked, "small") == about | {"gen_ai.request.model": "small"}
@@ -139,7 +140,11 @@ def test_no_attribute_has_any_of_the_text_and_each_is_one_that_a_span_takes(
     prompt, padding, seed, temperature, has_session
 ):
     sampling = SamplingParams(temperature, seed=seed, logit_bias=((123454321, 1.0),))
-    ask = Ask(sampling, stop=(padding + MARKER, MARKER + padding), raw=isinstance(prompt, str))
+    ask = Ask(
+        sampling,
+        stop=(padding + MARKER, MARKER + padding),
+        form=PromptForm(isinstance(prompt, str)),
+    )
     asked = Generation(prompt, ask, "small", SessionRef("talk") if has_session else None)
     said = {
         **request_attributes(asked, is_stream=True),

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from slipstream_router.ahead import one_ahead
+from slipstream_router.request_runner import one_ahead
 from support.services.stalls import LoggedStall, check_stalls, stalls_in, watching
 
 

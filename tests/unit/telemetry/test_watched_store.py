@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.core.errors import SessionBusy, SessionNotFound
 from slipstream.telemetry import catalog
-from slipstream_router.watched_store import WatchedStore
+from slipstream_router.request_telemetry import WatchedStore
 from support.state.session_stores import InMemory, begins, claim, held, opened
 from support.telemetry.listening import Listener
 

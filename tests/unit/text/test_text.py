@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.text.text import Piece, TextStream
+from slipstream.core.text import Piece, TextStream
 
 
 def decode(tokens: Sequence[int]) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from slipstream.core.breaker import Breakers
 from slipstream.core.errors import (
     InvalidRequest,
     ModelNotFound,
     Unavailable,
     UnsupportedCombination,
 )
-from slipstream.core.failover.breaker import Breakers
 from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.profile import NGRAM, DraftFacts
 from slipstream.core.request.request import NO_DRAFTER
@@ -55,41 +55,33 @@ class TargetNeeds:
     """See `DescribedTarget.arithmetic`; None for any."""
 
     def admits(self, model: DescribedTarget) -> bool:
-        """Return whether it would do."""
         same_numbering = self.tokenizer_hash in (None, model.tokenizer_hash)
         return same_numbering and self.arithmetic in (None, model.arithmetic)
 
 
+@dataclass(eq=False)
 class Fleet:
     """The replicas of one router."""
 
-    def __init__(
-        self,
-        targets: Pool[DescribedTarget],
-        drafts: Pool[DescribedDraft],
-        *,
-        breakers: Breakers,
-        expects_drafts: bool,
-        drafter: str | None = None,
-    ) -> None:
-        """`breakers` are the failures of all replicas that all requests know of, by address."""
-        self._targets = targets
-        self._drafts = drafts
-        self._expects_drafts, self._drafter = expects_drafts, drafter
-        self.breakers = breakers
-        self._reported = frozenset[str]()
-        """Models whose targets' weights differ, as the log has it."""
+    targets: Pool[DescribedTarget]
+    drafts: Pool[DescribedDraft]
+    breakers: Breakers
+    """Failures of all replicas that all requests know of, by address."""
+    expects_drafts: bool
+    drafter: str | None = None
+    _reported: frozenset[str] = frozenset()
+    """Models whose targets' weights differ, as the log has it."""
 
     @property
     def has_target(self) -> bool:
         """Return whether any request can run."""
-        return bool(self._targets.ready())
+        return bool(self.targets.ready())
 
     def infos(self) -> tuple[ReplicaInfo, ...]:
         """Every replica, by role and address; a ready one may rest after failures."""
         everyone = [
-            *(replica.info for replica in self._drafts),
-            *(replica.info for replica in self._targets),
+            *(replica.info for replica in self.drafts),
+            *(replica.info for replica in self.targets),
         ]
         return tuple(
             replace(
@@ -110,7 +102,7 @@ class Fleet:
         self._reported = mixed
 
     def _mixed(self) -> frozenset[str]:
-        ready = _described(self._targets.ready())
+        ready = _described(self.targets.ready())
         known = {(model.name, model.weights_digest) for _, model in ready}
         counts = Counter(name for name, _ in known)
         return frozenset(name for name, count in counts.items() if count > 1)
@@ -122,7 +114,7 @@ class Fleet:
     def models(self) -> dict[str, ChosenTarget]:
         """A replica of every model: of all targets that were ever reached and are still listed."""
         found: dict[str, ChosenTarget] = {}
-        known = _described(self._targets)
+        known = _described(self.targets)
         for replica, model in sorted(known, key=lambda pair: pair[0].state is ReplicaState.READY):
             found[model.name] = ChosenTarget(replica, model, replica.epoch)  # ready ones stay
         return found
@@ -135,8 +127,7 @@ class Fleet:
         return max(lengths)
 
     def num_targets(self, model_id: str) -> int:
-        """Target replicas that serve the model now."""
-        return sum(model.name == model_id for _, model in _described(self._targets.ready()))
+        return sum(model.name == model_id for _, model in _described(self.targets.ready()))
 
     def model_name(self, asked: str) -> str:
         """The model that is meant; an empty name means the only one.
@@ -158,7 +149,7 @@ class Fleet:
 
     def target(self, wanted: TargetNeeds, *, excluded: Collection[str] = ()) -> ChosenTarget:
         """The replica that is to verify, no `excluded` one. Raises `Unavailable` without any."""
-        ready = _described(self._targets.ready())
+        ready = _described(self.targets.ready())
         admitted = [pair for pair in ready if wanted.admits(pair[1])]
         fitting = [pair for pair in admitted if pair[1].name == wanted.model_id]
         found = _chosen(fitting, wanted.sticky, excluded)
@@ -170,7 +161,7 @@ class Fleet:
         self, target: ChosenTarget, kind: str, *, sticky: str | None, excluded: Collection[str]
     ) -> tuple[Replica[DescribedDraft], DescribedDraft] | None:
         """The replica that is to guess for the target; None when there is none."""
-        ready = _described(self._drafts.ready())
+        ready = _described(self.drafts.ready())
         fitting = [pair for pair in ready if pair[1].name == kind and fits(target.model, pair[1])]
         return _chosen(fitting, sticky, excluded)
 
@@ -198,7 +189,7 @@ class Fleet:
         A draft that is lost for the moment still counts, by its last description. Raises
         `UnsupportedCombination` when there are drafts, but none of this kind.
         """
-        kind = asked or self._drafter
+        kind = asked or self.drafter
         if kind == NO_DRAFTER:
             return DraftFacts(NO_DRAFTER)
         if kind == NGRAM.kind:
@@ -212,7 +203,7 @@ class Fleet:
 
     def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:
         """Facts of a draft without a description; it may still come where drafts are listed."""
-        expects = self._expects_drafts
+        expects = self.expects_drafts
         if kind is None:
             return DraftFacts(KINDS[0], overlap_gain=OverlapGain()) if expects else NGRAM
         if here or not expects:
@@ -224,21 +215,21 @@ class Fleet:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""
         found = [
             (model, replica.state is ReplicaState.READY)
-            for replica, model in _described(self._drafts)
+            for replica, model in _described(self.drafts)
             if replica.state is not ReplicaState.UNFIT and fits(target.model, model)
         ]
         return sorted(found, key=lambda pair: not pair[1])
 
     def at(self, address: str | None) -> ChosenTarget | None:
         """The ready target at an address."""
-        ready = _described(self._targets.ready())
+        ready = _described(self.targets.ready())
         found = (ChosenTarget(*pair, pair[0].epoch) for pair in ready if pair[0].address == address)
         return next(found, None)
 
     def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
         """The ready draft at an address."""
         return next(
-            (replica for replica in self._drafts.ready() if replica.address == address), None
+            (replica for replica in self.drafts.ready() if replica.address == address), None
         )
 
 

@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Generic
@@ -24,9 +25,8 @@ from slipstream.files import path_of, read_text
 from slipstream.rpc.channel import Dialer, check_address
 from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
-from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.probes import D, Probe
-from slipstream_router.replicas.replica import Hooks, Replica
+from slipstream_router.replicas.replica import Heartbeat, Hooks, Replica
 
 POLL_S = 1.0
 DNS_POLL_S = 5.0
@@ -50,7 +50,6 @@ Then reading a session's tokens anew elsewhere beats waiting for so many others 
 replicas that were added get sessions that go on, not only those that begin. A request that runs
 leaves a crowded draft by the same rule.
 """
-_USUAL, _NOBODY = Heartbeat(), Hooks()
 
 
 def fixed(*addresses: str) -> Source:
@@ -184,26 +183,17 @@ class Sources:
         return parse_source(items, registered=registered)
 
 
+@dataclass(eq=False)
 class Pool(Generic[D]):
     """Keeps a connection to every replica that there is. The task that awaits `run` owns it."""
 
-    def __init__(
-        self,
-        source: Source,
-        probe: Probe[D],
-        dial: Dialer,
-        *,
-        heartbeat: Heartbeat = _USUAL,
-        hooks: Hooks = _NOBODY,
-    ) -> None:
-        """`hooks` receive the changes of every replica."""
-        self._source = source
-        self._probe = probe
-        self._dial = dial
-        self._heartbeat = heartbeat
-        self._hooks = hooks
-        self._listed: dict[str, tuple[Replica[D], asyncio.Task[None]]] = {}
-        self._retired: list[Replica[D]] = []
+    source: Source
+    probe: Probe[D]
+    dial: Dialer
+    heartbeat: Heartbeat
+    hooks: Hooks
+    _listed: dict[str, tuple[Replica[D], asyncio.Task[None]]] = field(default_factory=dict)
+    _retired: list[Replica[D]] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Replica[D]]:
         """Yield the listed replicas by address, and those that were and still run requests."""
@@ -211,14 +201,13 @@ class Pool(Generic[D]):
         return iter([*listed, *self._retired])
 
     def ready(self) -> list[Replica[D]]:
-        """Return the replicas that take requests."""
         return [replica for replica in self if replica.state is ReplicaState.READY]
 
     async def run(self) -> None:
         """Follow the source and every replica it lists, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                async for addresses in self._source():
+                async for addresses in self.source():
                     self._update(addresses, group)
         finally:
             for replica in self:
@@ -232,7 +221,7 @@ class Pool(Generic[D]):
             group.create_task(self._retire(replica, following))
         for address in sorted(addresses - self._listed.keys()):
             replica = Replica(
-                address, self._dial, self._probe, heartbeat=self._heartbeat, hooks=self._hooks
+                address, self.dial, self.probe, heartbeat=self.heartbeat, hooks=self.hooks
             )
             self._listed[address] = (replica, group.create_task(replica.follow()))
 
@@ -244,7 +233,7 @@ class Pool(Generic[D]):
         await replica.close()
         self._retired.remove(replica)
         if replica.address not in self._listed:
-            self._hooks.forget(replica.address)
+            self.hooks.forget(replica.address)
 
 
 def chosen(replicas: Sequence[Replica[D]], sticky: str | None) -> Replica[D] | None:

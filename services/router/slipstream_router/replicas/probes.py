@@ -46,7 +46,6 @@ class DescribedTarget:
 
     @property
     def weights_digest(self) -> str:
-        """SHA-256 of its weights."""
         return self.description.identity.weights_digest
 
     @property
@@ -87,7 +86,6 @@ class DescribedDraft:
 
     @property
     def reads_keys(self) -> bool:
-        """Return whether it reads the target's keys and values."""
         return bool(self.description.target_layers)
 
 
@@ -172,7 +170,6 @@ class TargetProbe(Probe[DescribedTarget]):
         return await self._described(channel, "DescribeTarget", request, kind, max_bytes=max_bytes)
 
     async def aclose(self) -> None:
-        """End the workers of all models."""
         for text in [*self._texts.values()]:
             await text.aclose()
 

@@ -1,13 +1,13 @@
 """One replica: reached, described, followed by its health and its answers, lost and found.
 
-It is lost when its connection breaks, or when it is silent for too long: a stopped process keeps
-its connections.
+It is lost when its connection breaks, or when heartbeats get no answer for too long: a stopped
+process keeps its connections.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -16,13 +16,13 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from slipstream.config import are_local
-from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
+from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, check, printable
+from slipstream.core.inline import either
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint
 from slipstream.rpc.v1 import common_pb2
-from slipstream_router.replicas.heartbeat import Heartbeat, while_both
 from slipstream_router.replicas.probes import D, Probe
 
 CONNECT_LIMIT_S = 5.0
@@ -38,6 +38,37 @@ class Hooks:
 
     on_change: Callable[[], None] = lambda: None
     forget: Callable[[str], None] = lambda address: None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Interval of heartbeats, and the silence after which a replica is lost."""
+
+    every_s: float = 1.0
+    limit_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        every_s, limit_s = self.every_s, self.limit_s
+        check(every_s > 0, "heartbeat_s", every_s, "above 0")
+        limit = f"at least the heartbeat's {every_s} s"
+        check(limit_s >= every_s, "replica_timeout_s", limit_s, limit)
+
+    async def follow(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Call `ask` for ever. Raises `Unavailable` without an answer in time, or as `ask` does."""
+        while True:
+            await self._answered(asyncio.get_running_loop().create_task(ask()))
+            await asyncio.sleep(self.every_s)
+
+    async def _answered(self, asking: asyncio.Task[None]) -> None:
+        """Beats are counted, not time: a router that was itself stopped for long has seen one."""
+        try:
+            for _ in range(round(self.limit_s / self.every_s)):
+                await asyncio.wait({asking}, timeout=self.every_s)
+                if asking.done():
+                    return await asking
+        finally:
+            asking.cancel()
+        raise Unavailable(f"it has not answered for {self.limit_s:g} s")
 
 
 class Replica(Generic[D]):
@@ -95,7 +126,6 @@ class Replica(Generic[D]):
 
     @property
     def info(self) -> ReplicaInfo:
-        """Return what the router reports of it."""
         return ReplicaInfo(
             role=self._probe.role,
             address=self.address,
@@ -137,7 +167,6 @@ class Replica(Generic[D]):
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def close(self) -> None:
-        """End its connections."""
         for channel in (self.channel, *self._outdated):
             await channel.close()
 
@@ -177,7 +206,7 @@ class Replica(Generic[D]):
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 health = await _read(watch)
-            await while_both(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
+            await either(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
         finally:
             watch.cancel()
         return "it has ended the connection"

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import count
 
+from slipstream.core.breaker import BreakerLimits, Breakers, InUse
 from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import SlipstreamError, Unavailable
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.core.failover.failover_draft import FailoverDraft
-from slipstream.core.failover.failover_target import FailoverTarget, Search
+from slipstream.core.failover import FailoverDraft, FailoverTarget
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Session
@@ -23,8 +22,6 @@ from slipstream.rpc.v1 import draft_pb2
 from slipstream.state.store import Record
 from slipstream_router.lease_keeper import KvLocation
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
-from slipstream_router.replicas.probes import DescribedDraft
-from slipstream_router.replicas.replica import Replica
 
 SEARCH_S = 0.1
 """Interval of searches for a target by a request without one."""
@@ -34,47 +31,39 @@ _AT_ONCE = BreakerLimits(failures=1)
 _FENCE_BITS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReplicaOptions:
-    """Options of a request's use of its replicas. `target.fence` is that of its session."""
-
-    target: CallOptions
-    draft: CallOptions
-    kind: str
-    sticky: str | None = None
-    """Address of the draft that may hold the session's keys and values."""
-    target_wait_s: float = 30.0
-    """Longest wait for a target when all are lost."""
-    store: NgramStore | None = None
-    """Sources of copies beside the request's own text."""
-
-
+@dataclass(eq=False, kw_only=True)
 class RequestReplicas:
     """Both ports of one request, over replicas. Park or release them in the end."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        placed: ChosenTarget,
-        options: RequestReplicaOptions,
-        *,
-        on_loss: Callable[[], None],
-    ) -> None:
-        """`on_loss` is called for every target that is lost."""
-        self._fleet = fleet
-        self._placed = placed
-        self._options = options
+    fleet: Fleet
+    placed: ChosenTarget
+    to_target: CallOptions
+    """Options of calls to targets, with the session's fence."""
+    to_draft: CallOptions
+    kind: str
+    sticky: str | None
+    """Address of the draft that may hold the session's keys and values."""
+    target_wait_s: float
+    """Longest wait for a target when all are lost."""
+    store: NgramStore | None
+    """Sources of copies beside the request's own text."""
+    on_loss: Callable[[], None]
+    """Called for every target that is lost."""
+    _failover: FailoverDraft | None = None
+
+    def __post_init__(self) -> None:
         self._attempts = count()
-        self._failover: FailoverDraft | None = None
-        self.draft: Draft = LookupDraft(self._drafter(), options.store)
-        search = Search(
-            self._choose_target,
-            lambda: asyncio.sleep(SEARCH_S),
-            options.target.remaining,
-            options.target_wait_s,
+        self.draft: Draft = LookupDraft(self._drafter(), self.store)
+        self.target = FailoverTarget(
+            choose=self._choose_target,
+            own=Breakers(time.monotonic, _AT_ONCE),
+            shared=self.fleet.breakers,
+            remaining=self.to_target.remaining,
+            first=self._use_target(self.placed),
+            pause=lambda: asyncio.sleep(SEARCH_S),
+            on_loss=self.on_loss,
+            wait_s=self.target_wait_s,
         )
-        first = self._use_target(placed)
-        self.target = FailoverTarget(first, search, self._failures(), on_loss=on_loss)
 
     async def park(self, ttl_s: float, location: KvLocation) -> None:
         """Park the session on draft and target; record where."""
@@ -88,57 +77,51 @@ class RequestReplicas:
         await self.target.release(session_id)
 
     def _drafter(self) -> Draft:
-        options = self._options
-        if options.kind == NGRAM.kind:
-            return NgramDraft(options.store)
+        if self.kind == NGRAM.kind:
+            return NgramDraft(self.store)
         self._failover = FailoverDraft(
-            self._choose_draft,
-            self._failures(),
-            vocab_size=self._placed.model.facts.vocab_size,
-            remaining=options.draft.remaining,
-            leave=lambda address, excluded: self._fleet.relieve(
-                address, self._placed, options.kind, excluded=excluded
+            choose=self._choose_draft,
+            own=Breakers(time.monotonic, _AT_ONCE),
+            shared=self.fleet.breakers,
+            vocab_size=self.placed.model.facts.vocab_size,
+            remaining=self.to_draft.remaining,
+            leave=lambda address, excluded: self.fleet.relieve(
+                address, self.placed, self.kind, excluded=excluded
             ),
         )
         return self._failover
-
-    def _failures(self) -> Failures:
-        return Failures(Breakers(time.monotonic, _AT_ONCE), self._fleet.breakers)
 
     def _fenced(self, options: CallOptions) -> CallOptions:
         """A stream that follows another one of the same request must be able to take over."""
         return replace(options, fence=(options.fence << _FENCE_BITS) + next(self._attempts))
 
     def _use_target(self, placed: ChosenTarget) -> InUse[Target]:
-        options = self._fenced(self._options.target)
+        options = self._fenced(self.to_target)
         target = RemoteTarget(placed.peer, placed.model.description.identity, options)
         self._at = placed, target
         return InUse(placed.replica.address, target, target.park)
 
     def _choose_target(self, excluded: Collection[str]) -> InUse[Target] | None:
-        model = self._placed.model
+        model = self.placed.model
         wanted = TargetNeeds(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
         try:
-            placed = self._fleet.target(wanted, excluded=excluded)
+            placed = self.fleet.target(wanted, excluded=excluded)
         except Unavailable:
             return None
         return self._use_target(placed)
 
     def _choose_draft(self, excluded: Collection[str]) -> InUse[Draft] | None:
-        options = self._options
-        found = self._fleet.draft(
-            self._placed, options.kind, sticky=options.sticky, excluded=excluded
-        )
-        return None if found is None else self._use_draft(*found)
-
-    def _use_draft(self, replica: Replica[DescribedDraft], model: DescribedDraft) -> InUse[Draft]:
-        description = self._placed.model.description
+        description = self.placed.model.description
+        found = self.fleet.draft(self.placed, self.kind, sticky=self.sticky, excluded=excluded)
+        if found is None:
+            return None
+        replica, model = found
         side = TargetSide(
             description.identity,
             description.layout,
             self._feed if model.reads_keys else lambda: None,
         )
-        draft = RemoteDraft(replica.peer, side, self._fenced(self._options.draft))
+        draft = RemoteDraft(replica.peer, side, self._fenced(self.to_draft))
         return InUse(replica.address, draft, draft.park)
 
     def _feed(self) -> draft_pb2.KvFeed | None:

@@ -205,12 +205,3 @@ def test_a_source_is_believed_as_far_as_it_holds():
         wrong.learn(0.5, is_right=False)
     assert right.share == 1
     assert wrong.share < 0.1
-
-
-NAN = float("nan")
-
-
-@pytest.mark.parametrize("rule", [(0, 1), (1, 0), (1, 1, NAN)])
-def test_rules_that_mean_nothing_are_refused(rule):
-    with pytest.raises(InvalidRequest, match="must be"):
-        Copying(*rule)

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy import stop as policies
-from slipstream.core.policy.stop import Calibration, make_stop
+from slipstream.core.policy.stop import Calibration, StopSignal, make_stop
 from slipstream.core.types import StopPolicy
 
 SURE, UNSURE = 0.1, 2.0
@@ -14,7 +13,7 @@ ENTROPY_AT_DEFAULT = 0.3**2 / 0.15  # 0.6 nats
 
 
 def signal(depth=1, top_prob=0.9, entropy=SURE, score=None, path_prob=1.0):
-    return policies.StopSignal(depth, top_prob, entropy, score, path_prob)
+    return StopSignal(depth, top_prob, entropy, score, path_prob)
 
 
 def test_a_fixed_length_is_drafted_whatever_the_signal():
@@ -52,20 +51,20 @@ def test_a_decision_stops_at_its_threshold_and_below():
 
 @pytest.mark.parametrize("score", [None, math.nan])
 def test_a_decision_without_a_score_is_left_to_svip(score):
-    stop = policies.DecisionStop()
+    stop = make_stop(StopPolicy.DECISION)
     assert stop.should_stop(signal(score=score, entropy=UNSURE))
     assert not stop.should_stop(signal(score=score, entropy=SURE))
     assert not stop.should_stop(signal(score=score, entropy=math.nan))
 
 
 def test_cost_goes_on_while_the_next_token_is_worth_the_step():
-    stop = policies.CostStop(0.25)
+    stop = make_stop(StopPolicy.COST, 0.25)
     assert not stop.should_stop(signal(top_prob=0.5, path_prob=0.5))
     assert stop.should_stop(signal(top_prob=0.5, path_prob=0.49))
 
 
 def test_cost_prefers_the_decision_models_score_to_calibrated_confidence():
-    stop = policies.CostStop(0.25, Calibration((0.0, 0.2)))
+    stop = make_stop(StopPolicy.COST, 0.25, calibration=Calibration((0.0, 0.2)))
     assert stop.should_stop(signal(top_prob=1.0))
     assert not stop.should_stop(signal(top_prob=1.0, score=0.3))
     assert stop.should_stop(signal(top_prob=1.0, score=math.nan))
@@ -87,7 +86,7 @@ def test_cost_without_any_ratio_is_refused():
 def test_a_length_out_of_range_is_refused_at_birth():
     for length in (0, 41):
         with pytest.raises(InvalidRequest, match="length is"):
-            policies.FixedStop(length)
+            make_stop(StopPolicy.FIXED, max_depth=length)
 
 
 def test_calibration_is_linear_between_its_points():

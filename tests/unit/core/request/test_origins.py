@@ -18,7 +18,6 @@ from slipstream.core.request.origins import (
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.round import Round
-from slipstream.core.run import TokenBuffer
 from slipstream.core.tree import ROOT, CopySource, TokenTree
 from slipstream.core.types import Plan, Proposal, SamplingParams, Verdict
 from support.models.rounds import round_of
@@ -65,15 +64,6 @@ def test_roots_that_the_target_drew_are_its_own_and_the_chains_below_the_drafts(
     rooted = round_of(Proposal(tree), Verdict((6, 2), 2, roots=(3, 4)))
     rooted.plan = Plan(2, 4, roots=(5, 6))
     assert origins_of(rooted) == (TARGET, DRAFT)
-
-
-def test_origins_come_with_their_tokens_however_late_these_are_sent():
-    trail = TokenBuffer(num_past=2, num_sent=1)
-    assert trail.send(1) == (None,)
-    trail.add((TARGET, DRAFT))
-    assert trail.send(0) == ()
-    trail.add((TARGET,))
-    assert trail.send(3) == (TARGET, DRAFT, TARGET)
 
 
 @pytest.mark.parametrize("name", ["origins", "logprobs"])

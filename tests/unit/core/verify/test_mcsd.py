@@ -33,12 +33,12 @@ def run(p, q, tokens, last_u, *, replacement):
 def chance_of_acceptance(p, q, tokens, *, replacement):
     """Measure of the uniforms that accept the last token, the ones before being rejected."""
     last = len(tokens) - 1
-    if run(p, q, tokens, 0.0, replacement=replacement).accepted != last:
+    if run(p, q, tokens, 0.0, replacement=replacement)[0] != last:
         return 0.0
     low, high = 0.0, 1.0  # accepted at low; the acceptance set is an interval from 0
     for _ in range(52):
         middle = (low + high) / 2
-        accepted = run(p, q, tokens, min(middle, ALMOST_ONE), replacement=replacement).accepted
+        accepted = run(p, q, tokens, min(middle, ALMOST_ONE), replacement=replacement)[0]
         low, high = (middle, high) if accepted == last else (low, middle)
     return high
 
@@ -58,7 +58,7 @@ def distribution_of_the_code(p, q, k, *, replacement, draws_replaced=None):
             if alive < 1e-14:
                 break
         else:
-            left = run(p, q, tokens, ALMOST_ONE, replacement=replacement).left
+            left = run(p, q, tokens, ALMOST_ONE, replacement=replacement)[1]
             for token, weight in enumerate((left / left.sum()).tolist()):
                 out[token] += alive * weight
     return out
@@ -104,23 +104,23 @@ def test_keeping_q_after_a_rejection_without_replacement_would_be_noticed(k):
 def test_a_token_the_target_never_emits_is_rejected_even_on_a_uniform_of_zero():
     p, q = oracle.distribution(0, 1), oracle.distribution(1, 1)
     outcome = run(p, q, (0,), 0.0, replacement=False)
-    assert outcome.accepted is None
-    assert draw(outcome.left, 0.0) == 1
+    assert outcome[0] is None
+    assert draw(outcome[1], 0.0) == 1
 
 
 def test_equal_laws_reject_nothing_and_leave_the_law_where_rounding_would_leave_none():
     p = oracle.distribution(1, 2, 3, 4)
     for token in range(4):
-        assert run(p, p, (token,), ALMOST_ONE, replacement=False).accepted == 0
+        assert run(p, p, (token,), ALMOST_ONE, replacement=False)[0] == 0
     assert np.array_equal(residual(array(p), sparse(p)), array(p))
 
 
 def test_a_greedy_law_accepts_its_token_among_any_candidates_and_else_draws_it():
     p, q = oracle.distribution(0, 0, 1, 0), oracle.distribution(1, 2, 3, 4)
-    assert run(p, q, (3, 2), ALMOST_ONE, replacement=False).accepted == 1
+    assert run(p, q, (3, 2), ALMOST_ONE, replacement=False)[0] == 1
     outcome = run(p, q, (3, 1), ALMOST_ONE, replacement=False)
-    assert outcome.accepted is None
-    assert {draw(outcome.left, u) for u in (0.0, 0.5, ALMOST_ONE)} == {2}
+    assert outcome[0] is None
+    assert {draw(outcome[1], u) for u in (0.0, 0.5, ALMOST_ONE)} == {2}
 
 
 def test_the_law_handed_in_is_left_as_it_is():

@@ -15,11 +15,8 @@ from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
 from slipstream.core.policy.stop import (
     Calibration,
-    CostStop,
-    DecisionStop,
-    FixedStop,
+    Stop,
     StopSignal,
-    SvipStop,
     rule_of,
 )
 from slipstream.core.sequence import TokenSequence
@@ -51,13 +48,12 @@ from support.cuda.operators import ChainSlot, state_behind
 from support.models import tiny
 
 chance = st.floats(0, 1)
-limits = st.integers(1, 6).map(FixedStop)
-svips = st.builds(SvipStop, st.floats(0.01, 2), limits)
+limits, bounds = st.integers(1, 6), st.floats(0.01, 2)
 stops = st.one_of(
-    limits,
-    svips,
-    st.builds(DecisionStop, chance, svips),
-    st.builds(CostStop, st.floats(0.01, 0.9), limit=limits),
+    st.builds(Stop, st.just(StopPolicy.FIXED), limits),
+    st.builds(Stop, st.just(StopPolicy.SVIP), limits, bounds),
+    st.builds(Stop, st.just(StopPolicy.DECISION), limits, chance, bounds),
+    st.builds(Stop, st.just(StopPolicy.COST), limits, st.floats(0.01, 0.9)),
 )
 calibrations = st.lists(chance, min_size=2, max_size=5).map(lambda own: Calibration(tuple(own)))
 numbers = st.tuples(  # token, entropy, top probability, score
@@ -77,8 +73,7 @@ def doubles(values):
 
 def end_on_host(stop, calibration, limit, least, chain):
     """Length of a chain and why it ends, by `core.policy.stop`."""
-    if isinstance(stop, CostStop):
-        stop = replace(stop, calibration=calibration)
+    stop = replace(stop, calibration=calibration)
     path = 1.0
     for depth, (token, entropy, top_prob, score) in enumerate(chain, start=1):
         path *= calibration.probability(top_prob) if score is None else score

@@ -5,12 +5,11 @@ when it succeeds, all may use it again, and when it fails, the replica rests for
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from slipstream.core import errors
-from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.ports import Draft, Target
 from slipstream.core.round import Clock
 
@@ -25,13 +24,6 @@ class BreakerLimits:
     first_s: float = 0.5
     longest_s: float = 10.0
     """Every rest is twice as long as the one before, up to this."""
-
-    def __post_init__(self) -> None:
-        check(self.failures >= 1, "failures", self.failures, "at least 1")
-        if not 0 < self.first_s <= self.longest_s:
-            raise InvalidRequest(
-                f"rests of {self.first_s} to {self.longest_s} s are not above 0 and growing"
-            )
 
 
 _USUAL = BreakerLimits()
@@ -50,7 +42,6 @@ class Breakers:
         return frozenset(name for name in self._known if not self.may_ask(name))
 
     def may_ask(self, name: str) -> bool:
-        """Return whether a request may call it now."""
         breaker = self._known.get(name)
         return (
             breaker is None
@@ -91,7 +82,6 @@ class Attempt:
     _limits: BreakerLimits
 
     def succeeded(self) -> None:
-        """Count an answer."""
         breaker = self._known.get(self._name)
         if breaker is not None and (not breaker.is_open or breaker.trial is self):
             del self._known[self._name]
@@ -148,29 +138,22 @@ class InUse(Generic[P]):
     """Keep the session for that many seconds, for its next turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Replicas that failed lately: in this request, and in all requests."""
-
-    own: Breakers
-    shared: Breakers
-
-    def resting(self) -> frozenset[str]:
-        """Return the names of those that are not to be used now."""
-        return self.own.resting() | self.shared.resting()
-
-
+@dataclass(eq=False, kw_only=True)
 class FailoverProxy(Generic[P]):
     """A port of one request, over one replica after another."""
 
-    def __init__(self, failures: Failures, remaining: Callable[[], float | None]) -> None:
-        """`remaining` returns the seconds that the request has left, None without a limit."""
-        self._failures = failures
-        self._remaining = remaining
-        self._session_id = ""
-        self._used: InUse[P] | None = None
-        self._attempts: tuple[Attempt, ...] = ()
-        """Attempts at the replica: that of this request, and that of all of them."""
+    choose: Callable[[Collection[str]], InUse[P] | None]
+    """Return a replica that is not among the names given; None when there is none."""
+    own: Breakers
+    """Replicas that failed lately in this request."""
+    shared: Breakers
+    """Replicas that failed lately in all requests."""
+    remaining: Callable[[], float | None] = lambda: None
+    """Return the seconds that the request has left; None without a limit."""
+    _session_id: str = ""
+    _used: InUse[P] | None = None
+    _attempts: tuple[Attempt, ...] = ()
+    """Attempts at the replica: that of this request, and that of all of them."""
 
     async def release(self, session_id: str) -> None:
         """See `core.ports`."""
@@ -193,8 +176,10 @@ class FailoverProxy(Generic[P]):
     def _use(self, used: InUse[P] | None) -> None:
         self._used = used
         if used is not None:
-            failures = self._failures
-            self._attempts = failures.own.begin(used.name), failures.shared.begin(used.name)
+            self._attempts = self.own.begin(used.name), self.shared.begin(used.name)
+
+    def _resting(self) -> frozenset[str]:
+        return self.own.resting() | self.shared.resting()
 
     def _succeeded(self) -> None:
         for attempt in self._attempts:
@@ -208,7 +193,7 @@ class FailoverProxy(Generic[P]):
 
     def _is_over(self, used: InUse[P]) -> bool:
         """Return whether the request itself has ended: its time is up, or it released the port."""
-        remaining_s = self._remaining()
+        remaining_s = self.remaining()
         return self._used is not used or (remaining_s is not None and remaining_s <= 0)
 
     def _let_go(self) -> InUse[P] | None:

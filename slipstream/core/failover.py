@@ -1,32 +1,36 @@
-"""The draft of one request, which may be lost at any time and replaced by another replica.
+"""The draft and the target of a request: each may be lost, and another replica goes on.
 
 A request never fails because of its draft. A failure makes the round a plain one that carries the
 reason, and the same draft or another one is used again soon. Drafts are untrusted: a proposal that
 can't be verified counts as a failure. Between two rounds a request leaves a crowded draft for
 another one, which reads the text and the target's keys and values anew.
+
+The target that follows a lost one gets all final tokens and the round that was lost, and returns
+the same tokens.
 """
 
+import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from slipstream.core import errors
-from slipstream.core.errors import InvalidRequest, SlipstreamError, check_fits
-from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
-from slipstream.core.ports import Draft
+from slipstream.core.breaker import FailoverProxy, InUse
+from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError, check_fits
+from slipstream.core.ports import Draft, Target
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import CONTEXT
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Plan, Proposal, Session
+from slipstream.core.types import Plan, Proposal, Session, Verdict, Verification
 from slipstream.core.verify.port_checks import check_proposal
 
+_LOG = logging.getLogger("slipstream.router")
 NO_DRAFT = "no draft"
 NO_KEYS = "no keys"
 """The draft lacks the target's newest keys and values: it can't reach them, or is too slow."""
 _LACKING = {"lag": NO_KEYS, CONTEXT: CONTEXT}
 """Reasons of an empty proposal, by what ended its drafting."""
-_LOG = logging.getLogger("slipstream.router")
 # Few words, so that fallbacks can be counted by them. The more special class comes first.
 _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
     (errors.DeadlineExceeded, "timeout"),
@@ -37,8 +41,6 @@ _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
     (errors.InvalidRequest, "invalid"),
     (errors.SessionError, "session"),
 )
-Choose = Callable[[Collection[str]], InUse[Draft] | None]
-"""Return a draft that is not among the names given; None when there is none."""
 Leave = Callable[[str, Collection[str]], bool]
 """Return whether to leave the draft of this name for one that is not among the names given."""
 LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
@@ -46,28 +48,17 @@ LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
 next draft would have to read."""
 
 
+@dataclass(eq=False, kw_only=True)
 class FailoverDraft(FailoverProxy[Draft]):
     """`core.ports.Draft` of one request, over one replica after another."""
 
-    def __init__(
-        self,
-        choose: Choose,
-        failures: Failures,
-        *,
-        vocab_size: int,
-        remaining: Callable[[], float | None] = lambda: None,
-        leave: Leave = lambda name, excluded: False,
-    ) -> None:
-        """`remaining` returns the seconds that the request has left, None without a limit."""
-        super().__init__(failures, remaining)
-        self._choose = choose
-        self._leave = leave
-        self._vocab_size = vocab_size
-        self._reason = NO_DRAFT
-        self._num_proposals = 0
-        """Proposals since it was checked whether to leave the draft."""
-        self._logged: set[tuple[str, type[Exception]]] = set()
-        """Failures that were logged: a draft that keeps failing is tried again and again."""
+    vocab_size: int
+    leave: Leave = lambda name, excluded: False
+    _reason: str = NO_DRAFT
+    _num_proposals: int = 0
+    """Proposals since it was checked whether to leave the draft."""
+    _logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
+    """Failures that were logged: a draft that keeps failing is tried again and again."""
 
     @property
     def used(self) -> str | None:
@@ -82,7 +73,7 @@ class FailoverDraft(FailoverProxy[Draft]):
             return _without_draft(plan, Proposal(fallback=self._reason))
         try:
             proposal = await used.port.propose(sequence, plan)
-            _check(session, plan, proposal, vocab_size=self._vocab_size)
+            _check(session, plan, proposal, vocab_size=self.vocab_size)
         except Exception as error:  # any failure of reading its answer
             await self._lose(used, error)
             return _without_draft(plan, Proposal(fallback=self._reason))
@@ -106,13 +97,13 @@ class FailoverDraft(FailoverProxy[Draft]):
         if self._num_proposals < max(LEAVE_ROUNDS, len(sequence) / LEAVE_TOKENS):
             return used
         self._num_proposals = 0
-        if not self._leave(used.name, self._failures.resting()):
+        if not self.leave(used.name, self._resting()):
             return used
         await self._end(self._let_go())
         return self._take(used.name)
 
     def _take(self, *left: str) -> InUse[Draft] | None:
-        self._use(self._choose(self._failures.resting().union(left)))
+        self._use(self.choose(self._resting().union(left)))
         return self._used
 
     async def _lose(self, used: InUse[Draft], error: Exception) -> None:
@@ -156,3 +147,88 @@ def _without_draft(plan: Plan, proposal: Proposal) -> Proposal:
     """
     roots = TokenTree(plan.roots, (ROOT,) * len(plan.roots))
     return replace(proposal, tree=roots, stats=(), distributions=())
+
+
+_LOST = (
+    errors.Unavailable,
+    errors.DeadlineExceeded,
+    errors.HandshakeError,
+    errors.InternalError,
+    errors.SessionOutOfSync,
+)
+"""Errors that say more of the replica than of the request: another replica may do better."""
+MAX_LOSSES = 32
+"""Losses of one request: it may be what the replicas die of."""
+MAX_INTERNAL_ERRORS = 4
+"""Internal errors of one request, which may cause them. Fewer than a target endures in a row."""
+
+
+@dataclass(eq=False, kw_only=True)
+class FailoverTarget(FailoverProxy[Target]):
+    """`core.ports.Target` of one request, over one replica after another."""
+
+    first: InUse[Target]
+    pause: Callable[[], Awaitable[None]]
+    """Wait a little: there may be other targets then."""
+    on_loss: Callable[[], None]
+    """Called for every target that is lost."""
+    wait_s: float = 30.0
+    """Longest time that a request waits for a target when all are lost."""
+    _full: set[str] = field(default_factory=set)
+    """Targets without room for the round that is verified."""
+    _num_losses: int = 0
+    _num_internal_errors: int = 0
+
+    def __post_init__(self) -> None:
+        self._use(self.first)
+
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
+        """See `core.ports.Target.verify`. Raises the last replica's error without another one."""
+        self._session_id = sequence.session_id
+        while True:
+            used = self._used
+            assert used is not None
+            try:
+                verdict = await used.port.verify(sequence, proposal)
+            except (*_LOST, CapacityError) as error:
+                await self._replace(used, error)
+                if sequence.session.verification is Verification.TARGET_INIT:
+                    proposal = Proposal()  # roots that the lost one drew are none of the next one's
+                continue
+            self._full.clear()
+            self._succeeded()
+            return verdict
+
+    async def _replace(self, lost: InUse[Target], error: SlipstreamError) -> None:
+        if self._is_over(lost):
+            raise error
+        self._failed(error)
+        await self._end(self._let_go())
+        self._num_losses += 1
+        self._num_internal_errors += isinstance(error, errors.InternalError)
+        if self._num_losses > MAX_LOSSES or self._num_internal_errors >= MAX_INTERNAL_ERRORS:
+            raise error
+        if isinstance(error, CapacityError):
+            # A full replica is alive: waiting for it is the caller's choice, trying each is ours.
+            self._full.add(lost.name)
+            found = self.choose(self._resting() | self._full)
+        else:
+            found = await self._found()
+        if found is None:
+            raise error
+        if not isinstance(error, CapacityError):
+            self.on_loss()
+            _LOG.warning("target %s is lost, %s goes on: %s", lost.name, found.name, error)
+        self._use(found)
+
+    async def _found(self) -> InUse[Target] | None:
+        """Return another target as soon as there is one; None when there was none for long."""
+        remaining_s = self.remaining()
+        wait_s = self.wait_s
+        try:
+            async with asyncio.timeout(wait_s if remaining_s is None else min(wait_s, remaining_s)):
+                while (found := self.choose(self._resting())) is None:
+                    await self.pause()
+        except TimeoutError:
+            return None
+        return found

@@ -187,7 +187,6 @@ class TextStream:
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
-    """Pieces that follow each other, as one."""
     text = "".join(piece.text for piece in pieces)
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     return Piece(text, tokens, any(piece.is_stopped for piece in pieces))
