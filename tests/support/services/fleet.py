@@ -144,29 +144,33 @@ async def stub_of(address: str):
 
 
 @asynccontextmanager
-async def routed(targets, drafts=(), *, token=None, **config):
-    """A router over replicas, given as workers or as what a configuration says, and a client.
+async def router_over(targets, drafts=(), **config):
+    """A router over replicas, given as workers or as what a configuration says; its address.
 
-    Workers are ready by then, all of them.
+    A busy machine makes no draft late and no replica lost.
     """
     fields = {"address": "127.0.0.1:0", **PATIENT, **config}
     router = Router(build(RouterConfig, targets=_named(targets), drafts=_named(drafts), **fields))
     port = await router.start()
     try:
         await asyncio.wait_for(router.ready(), LIMIT_S)
-        async with AsyncClient(f"127.0.0.1:{port}", token=token, retries=False) as client:
-            client.address = f"127.0.0.1:{port}"
-            client.router = router
-            given = {"target": targets, "draft": drafts}
-            wanted = {
-                role: len(at) for role, at in given.items() if at and not isinstance(at[0], str)
-            }
-            await until(
-                client, lambda info: all(num_ready(info, at) == wanted[at] for at in wanted)
-            )
-            yield client
+        yield f"127.0.0.1:{port}"
     finally:
         await router.stop(0)
+
+
+@asynccontextmanager
+async def routed(targets, drafts=(), *, token=None, **config):
+    """A client of a router over replicas; those that are workers are ready by then, all of them."""
+    async with (
+        router_over(targets, drafts, **config) as address,
+        AsyncClient(address, token=token, retries=False) as client,
+    ):
+        client.address = address
+        given = {"target": targets, "draft": drafts}
+        wanted = {role: len(at) for role, at in given.items() if at and not isinstance(at[0], str)}
+        await until(client, lambda info: all(num_ready(info, at) == wanted[at] for at in wanted))
+        yield client
 
 
 async def until(client, holds, limit_s: float = LIMIT_S):
