@@ -16,6 +16,7 @@ from slipstream.core import errors
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.security import ClientTls
 from slipstream.rpc.server import Server
 from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
@@ -164,6 +165,8 @@ async def test_engines_answer_routers_alone(folder, origin, other):
     callers = {
         origin.stranger(): code.UNAVAILABLE,
         other.client("router"): code.UNAVAILABLE,
+        ClientTls(origin.ca, other.cert("router"), other.key("router")): code.UNAVAILABLE,
+        None: code.UNAVAILABLE,
         origin.client("client"): code.PERMISSION_DENIED,
         origin.client("draft"): code.PERMISSION_DENIED,
         origin.client("router"): None,
