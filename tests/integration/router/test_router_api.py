@@ -28,6 +28,7 @@ def speculating(**fields):
 
 
 INVALID = CODE.INVALID_ARGUMENT
+CHAT = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
 REFUSALS = [
     (generation(adapter_id="lora"), CODE.UNIMPLEMENTED, "adapter_id"),
     (generation(n=2), CODE.UNIMPLEMENTED, "n above 1"),
@@ -35,6 +36,7 @@ REFUSALS = [
     (generation(json_schema="{}", regex="a+"), INVALID, "json_schema and regex"),
     (pb.Generation(), INVALID, "no prompt"),
     (generation(prompt=pb.Prompt(text="")), INVALID, "empty"),
+    (generation(prompt=pb.Prompt(raw=True, chat=CHAT)), INVALID, "not messages"),
     (generation(model="gpt"), CODE.NOT_FOUND, "no model 'gpt' here, but tiny"),
     (generation(prompt=pb.Prompt(text="x" * 5000)), INVALID, "exceed the context of 4096"),
     (generation(request_id="a\nb"), INVALID, "request_id is"),
