@@ -6,6 +6,7 @@ import pytest
 from slipstream.client import AsyncClient
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelNotFound, Unavailable
 from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.request.prompt import MAX_MESSAGES
 from slipstream.options import build
 from slipstream.rpc.v1 import common_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -28,7 +29,11 @@ def speculating(**fields):
 
 
 INVALID = CODE.INVALID_ARGUMENT
-CHAT = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
+CHAT, MANY = (
+    pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")] * number)
+    for number in (1, MAX_MESSAGES + 1)
+)
+MOST = (4 << 20) - 128
 REFUSALS = [
     (generation(adapter_id="lora"), CODE.UNIMPLEMENTED, "adapter_id"),
     (generation(n=2), CODE.UNIMPLEMENTED, "n above 1"),
@@ -39,6 +44,12 @@ REFUSALS = [
     (generation(prompt=pb.Prompt(raw=True, chat=CHAT)), INVALID, "not messages"),
     (generation(model="gpt"), CODE.NOT_FOUND, "no model 'gpt' here, but tiny"),
     (generation(prompt=pb.Prompt(text="x" * 5000)), INVALID, "exceed the context of 4096"),
+    (generation(prompt=pb.Prompt(text="x" * MOST)), INVALID, "exceeds 262144, 64 for each"),
+    (generation(prompt=pb.Prompt(token_ids={"ids": [1] * 5000})), INVALID, "exceeds the context"),
+    (generation(prompt=pb.Prompt(token_ids={"ids": [1] * MOST})), INVALID, "10000 fields"),
+    (generation(prompt=pb.Prompt(chat=MANY)), INVALID, f"but at most {MAX_MESSAGES} fit"),
+    (speculating(widths=[1] * 5000), INVALID, "widths has 5000 depths"),
+    (generation(model="m" * 5000), INVALID, "model"),
     (generation(request_id="a\nb"), INVALID, "request_id is"),
     (generation(session={"session_id": "a b"}), INVALID, "session id is 'a b'"),
     (generation(session={"session_id": "never-begun"}), CODE.NOT_FOUND, "no session never-begun"),
