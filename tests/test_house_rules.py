@@ -60,10 +60,10 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def run(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(*command: str) -> subprocess.CompletedProcess[str]:
     # The environment's PYTHONPATH, if any, must not decide what these commands see.
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    return ran(sys.executable, *command, cwd=ROOT, env=env, input=text)
+    return ran(sys.executable, *command, cwd=ROOT, env=env)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -90,15 +90,6 @@ def test_files_stay_short():
 @pytest.mark.parametrize("budget", budgets.BUDGETS, ids=lambda budget: budget.title)
 def test_the_code_stays_within_its_budget(budget):
     assert budget.measure() <= budget.limit
-
-
-def test_every_module_says_what_it_is_for():
-    silent = [
-        name(path)
-        for path in sources()
-        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
-    ]
-    assert silent == []
 
 
 def test_package_markers_hold_no_code():
@@ -157,16 +148,6 @@ def test_every_source_file_that_a_page_names_exists(page):
     named = re.findall(r"`((?:\w+/)+\w+\.py)", text(ROOT / page))
     folders = (ROOT / "slipstream", *PACKAGE_DIRS)
     assert [path for path in named if not any((at / path).exists() for at in folders)] == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["import pickle", "torch.load('x')"],
-)
-def test_ruff_refuses_what_the_house_bans(line):
-    code = f'"""A module."""\n\nimport torch\n\n{line}\nassert torch\n'
-    report = run("-m", "ruff", "check", "--stdin-filename", "slipstream/x.py", "-", text=code)
-    assert "is banned" in report.stdout
 
 
 def test_ruff_finds_nothing():
