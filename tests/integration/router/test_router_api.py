@@ -64,9 +64,15 @@ REFUSALS = [
     (speculating(shape=common_pb2.SHAPE_FORK), INVALID, "shape fork does not go with exact"),
     (speculating(drafter="glide"), INVALID, "drafter glide is not here, but ngram"),
 ]
-UNKNOWN = generation(sampling={"seed": 1})
-UNKNOWN.sampling.MergeFromString(b"\xa0\x06\x01")
-REFUSALS += [(UNKNOWN, CODE.UNIMPLEMENTED, "field 100 of SamplingParams")]
+PLACES = {
+    "Generation": lambda asked: asked,
+    "SamplingParams": lambda asked: asked.sampling,
+    "ChatMessage": lambda asked: asked.prompt.chat.messages[0],
+}
+for name, place in PLACES.items():
+    unknown = generation(prompt=pb.Prompt(chat=CHAT), sampling={"logit_bias": {3: 1.0}})
+    place(unknown).MergeFromString(b"\xa0\x06\x01")  # field 100, a number
+    REFUSALS += [(unknown, CODE.UNIMPLEMENTED, f"field 100 of {name} ")]
 
 
 async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(client, stub):
@@ -76,6 +82,8 @@ async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(client,
             refused = await refusal(call)
             assert (sentence, refused.code()) == (sentence, code)
             assert sentence in refused.details()
+    refused = await refusal(stub.Generate(pb.GenerateRequest.FromString(b"\xa0\x06\x01")))
+    assert "field 100 of GenerateRequest " in refused.details()
     assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
 
 
