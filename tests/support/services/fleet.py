@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,6 +39,7 @@ from support.models.tiny_checkpoint import change_config, save_checkpoint, save_
 LIMIT_S = 60
 MAX_LAG = 8
 CONTEXT = 4096
+ANYWHERE = ServerOptions("127.0.0.1:0")
 PATIENT = {"draft_round_timeout_s": 30.0, "replica_timeout_s": 60.0}
 """Options of a router: a busy machine makes no draft late and no replica lost."""
 
@@ -60,18 +62,21 @@ def glide_of(target: Path) -> Path:
 class Worker:
     """A target or a draft that can be stopped and started again at its address."""
 
-    def __init__(self, make: Callable[[], object], service: str, register: Callable) -> None:
+    def __init__(
+        self, make: Callable, service: str, register: Callable, options: ServerOptions = ANYWHERE
+    ) -> None:
         self._make, self._service, self._register = make, service, register
+        self._options = options
         self._running: tuple[Server, object] | None = None
-        self.address = "127.0.0.1:0"
+        self.address = options.address
 
     def twin(self) -> "Worker":
         """Another replica of the same model."""
-        return Worker(self._make, self._service, self._register)
+        return Worker(self._make, self._service, self._register, self._options)
 
     async def start(self) -> str:
         servicer = self._make()
-        options = ServerOptions(self.address)
+        options = replace(self._options, address=self.address)
         server = Server(options, {self._service: self._register(servicer)})
         port = await server.start(serving=False)
         self.address = f"127.0.0.1:{port}"
