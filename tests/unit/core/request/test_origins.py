@@ -18,7 +18,6 @@ from slipstream.core.request.origins import (
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.round import Round
-from slipstream.core.run import TokenBuffer
 from slipstream.core.tree import ROOT, CopySource, TokenTree
 from slipstream.core.types import Plan, Proposal, SamplingParams, Verdict
 from support.models.rounds import round_of
@@ -65,15 +64,6 @@ def test_roots_that_the_target_drew_are_its_own_and_the_chains_below_the_drafts(
     rooted = round_of(Proposal(tree), Verdict((6, 2), 2, roots=(3, 4)))
     rooted.plan = Plan(2, 4, roots=(5, 6))
     assert origins_of(rooted) == (TARGET, DRAFT)
-
-
-def test_origins_come_with_their_tokens_however_late_these_are_sent():
-    trail = TokenBuffer(num_past=2, num_sent=1)
-    assert trail.send(1) == (None,)
-    trail.add((TARGET, DRAFT))
-    assert trail.send(0) == ()
-    trail.add((TARGET,))
-    assert trail.send(3) == (TARGET, DRAFT, TARGET)
 
 
 @pytest.mark.parametrize("name", ["origins", "logprobs"])
@@ -123,15 +113,6 @@ def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
     ask = Ask(max_tokens=60, speculation=WAYS["lookup"], with_origins=True)
     seen = set(collected(run_of(models, ask)).origins)
     assert seen == set(TokenOrigin) - {STORE}
-
-
-def test_the_origin_of_tokens_is_returned_only_on_request(models):
-    asked, unasked = (
-        run_of(models, Ask(max_tokens=20, with_origins=flag, with_rounds=flag))
-        for flag in (True, False)
-    )
-    assert all(chunk.origins == chunk.rounds == () for chunk in unasked)
-    assert [replace(chunk, origins=(), rounds=()) for chunk in asked] == unasked
 
 
 def test_a_stop_string_or_the_limit_cuts_what_is_known_of_tokens_with_them(models):
