@@ -49,7 +49,7 @@ class LoopThread:
 
 @contextmanager
 def on_thread(make: Callable[[LoopThread], AbstractAsyncContextManager[T]]) -> Iterator[T]:
-    """What is entered on a loop of its own, and left there in the end."""
+    """Enter something on a loop of its own, and leave it there in the end."""
     thread, stack = LoopThread(), AsyncExitStack()
     try:
         yield thread.run(lambda: stack.enter_async_context(make(thread)))
