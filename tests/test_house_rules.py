@@ -43,17 +43,9 @@ def project_files() -> list[Path]:
     return [ROOT / name for name in names if (ROOT / name).is_file()]
 
 
-def sources(folder: str = "") -> list[Path]:
-    base = ROOT / folder
-    return [
-        path
-        for path in project_files()
-        if path.suffix == ".py" and base in path.parents and not GENERATED.search(path.name)
-    ]
-
-
-def product() -> list[Path]:
-    return [*sources("slipstream"), *sources("services")]
+def sources() -> list[Path]:
+    found = [path for path in project_files() if path.suffix == ".py"]
+    return [path for path in found if not GENERATED.search(path.name)]
 
 
 def name(path: Path) -> str:
@@ -94,7 +86,7 @@ def test_the_code_stays_within_its_budget(budget):
 
 def test_package_markers_hold_no_code():
     allowed = {"slipstream/__init__.py", "slipstream/client/__init__.py"}
-    markers = [path for path in product() if path.name == "__init__.py"]
+    markers = [path for folder in budgets.PRODUCT for path in folder.rglob("__init__.py")]
     full = [name(path) for path in markers if path.read_text().strip()]
     assert set(full) <= allowed
 
@@ -110,7 +102,7 @@ def reads_environment(node: ast.AST) -> bool:
 def test_only_config_reads_the_environment():
     readers = [
         name(path)
-        for path in product()
+        for path in budgets.python_files(*budgets.PRODUCT)
         if any(reads_environment(node) for node in ast.walk(ast.parse(path.read_text())))
     ]
     assert readers == ["slipstream/config.py"]
