@@ -2,22 +2,18 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
 from reference.site_hook import with_links
 from support.commands import ran
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-SETTINGS = ROOT / "mkdocs.yml"
 FRONT = [*(f"{at}.md" for at in ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY"))]
 FRONT += ["helm/slipstream/README.md"]
 """Pages for the repository, which are no part of the site."""
@@ -27,10 +23,9 @@ STYLES = re.compile(r"""(?:url\(|@import\s+)\s*["']?((?:https?:)?//[^"')\s]+)"""
 
 @dataclass
 class Found(HTMLParser):
-    """What a page loads, where it leads and what can be led to."""
+    """What a page loads, and what can be led to."""
 
     loads: set[str] = field(default_factory=set)
-    links: set[str] = field(default_factory=set)
     anchors: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -41,13 +36,11 @@ class Found(HTMLParser):
         self.anchors |= {values[key] for key in ("id", "name") if values.get(key)}
         if values.get(LOADING.get(tag, "")):
             self.loads.add(values[LOADING[tag]])
-        if tag == "a" and values.get("href"):
-            self.links.add(values["href"])
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site. A warning of MkDocs is an error here."""
+    """The built site. A warning of MkDocs, as of a link that leads nowhere, is an error here."""
     folder = tmp_path_factory.mktemp("site")
     build = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder)
     report = ran(*build, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
@@ -72,34 +65,6 @@ def test_no_page_loads_anything_from_another_host(site, pages):
     assert [at for at in loaded if bool(urlsplit(at[1]).netloc)] == []
     styles = [at for path in site.rglob("*.css") for at in STYLES.findall(path.read_text())]
     assert styles == []
-
-
-def test_everything_that_a_page_loads_or_leads_to_is_there(pages):
-    lost = []
-    for path, found in pages.items():
-        for address in found.loads | found.links:
-            at = urlsplit(address)
-            if at.netloc or at.scheme in ("mailto", "data"):
-                continue
-            file = (path.parent / unquote(at.path)).resolve() if at.path else path
-            whole = pages[file].anchors if file in pages else set()
-            if not file.exists() or (at.fragment and unquote(at.fragment) not in whole):
-                lost.append((path.name, address))
-    assert lost == []
-
-
-def named(nav: Any) -> Iterator[str]:
-    if isinstance(nav, str):
-        yield nav
-    for part in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
-        yield from named(part)
-
-
-def test_every_page_is_in_the_navigation_once():
-    # The loader knows no tags that make Python objects, and the navigation has none.
-    (nav,) = re.findall(r"^nav:\n(?:[ \n].*\n)+", SETTINGS.read_text(), re.MULTILINE)
-    there = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-    assert sorted(named(yaml.safe_load(nav)["nav"])) == there
 
 
 def test_every_picture_of_the_pages_has_a_description(pages):

@@ -8,7 +8,6 @@ from typing import Any
 
 from fuzz.case import HTTP, Case
 from fuzz.generator import ROLES, Generator
-from fuzz.minimise import minimised
 from fuzz.report import Finding, Tally
 from fuzz.sender import Sender
 from fuzz.victims import Symptom, Victims
@@ -60,8 +59,8 @@ class Fuzzer:
             if (known := self.tally.findings.get(str(symptom))) is not None:
                 known.count += 1
                 continue
-            smallest = await self._behind(symptom, [case] if case else cases)
-            found = Finding(str(symptom), f"{role} {number}", smallest, symptom.log)
+            behind = [case] if case else await self._behind(symptom, cases)
+            found = Finding(str(symptom), f"{role} {number}", behind, symptom.log)
             self.tally.findings[found.what] = found
             if self._folder is not None:
                 found.keep(self._folder)
@@ -110,18 +109,14 @@ class Fuzzer:
         return found
 
     async def _behind(self, symptom: Symptom, cases: list[Case]) -> list[Case]:
-        """The smallest case that shows the symptom alone; all of them where none does."""
-
-        async def shows_it(case: Case) -> bool:
-            outcome = await self._outcome(case)
-            return symptom in [_symptom(case, outcome), *await self._look()]
-
+        """The first case that shows the symptom alone; all of them where none does."""
         until = time.monotonic() + SEARCH_S
         for case in cases:
             if time.monotonic() > until:
                 break
-            if await shows_it(case):
-                return [await minimised(case, shows_it)]
+            outcome = await self._outcome(case)
+            if symptom in [_symptom(case, outcome), *await self._look()]:
+                return [case]
         return cases
 
 

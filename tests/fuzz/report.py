@@ -16,7 +16,7 @@ _MAX_KEPT_BYTES = 12_000
 
 @dataclass(slots=True)
 class Finding:
-    """A fault, and the smallest case that shows it; several where none does alone."""
+    """A fault, and the case that shows it; several where none does alone."""
 
     what: str
     first: str

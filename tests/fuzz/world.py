@@ -1,15 +1,13 @@
 """Two routers over one store, and a referee: what sessions are tried on."""
 
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from slipstream.client import Client, SamplingParams
-from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.v1 import generation_pb2_grpc
 from support.services import fleet
-from support.services.background import LoopThread
+from support.services.background import LoopThread, on_thread
 from support.state.redis_server import RedisServer, redis_server
 
 ENDLESS = {0: -100.0}
@@ -49,29 +47,25 @@ class World:
 
 @contextmanager
 def world_of(model: Path) -> Iterator[World]:
-    thread, stack = LoopThread(), AsyncExitStack()
-    with redis_server() as store, Client.embedded(str(model), "none", dtype="float32") as referee:
-        world = World(store, referee, thread)
-        try:
-            thread.run(lambda: _start(world, model, stack))
-            yield world
-        finally:
-            thread.run(stack.aclose)
-            thread.close()
+    with (
+        redis_server() as store,
+        Client.embedded(str(model), "none", dtype="float32") as referee,
+        on_thread(lambda thread: _started(World(store, referee, thread), model)) as world,
+    ):
+        yield world
 
 
-async def _start(world: World, model: Path, stack: AsyncExitStack) -> None:
-    target, draft = (
-        fleet.target_worker(model),
-        fleet.draft_worker(str(fleet.glide_of(model)), model),
-    )
+@asynccontextmanager
+async def _started(world: World, model: Path) -> AsyncIterator[World]:
+    target = fleet.target_worker(model)
+    draft = fleet.draft_worker(str(fleet.glide_of(model)), model)
     world.workers = [target, draft]
-    await stack.enter_async_context(fleet.running(target, draft))
     options = {"store_url": world.store.url, "store_timeout_s": 20.0, "store_down": "refuse"}
-    for _ in range(2):
-        client = await stack.enter_async_context(
-            fleet.routed([target], [draft], park_ttl_s=0.2, **options)
-        )
-        channel = await stack.enter_async_context(connect(client.address, ChannelOptions()))
-        world.clients.append(client)
-        world.stubs.append(generation_pb2_grpc.GenerationServiceStub(channel))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(fleet.running(target, draft))
+        for _ in range(2):
+            routed = fleet.routed([target], [draft], park_ttl_s=0.2, **options)
+            client = await stack.enter_async_context(routed)
+            world.clients.append(client)
+            world.stubs.append(await stack.enter_async_context(fleet.stub_of(client.address)))
+        yield world

@@ -25,7 +25,7 @@ from support.deployment.charts import (
 from support.network.ports import free_port, free_ports
 from support.services import cluster
 from support.services.http_front import fronted
-from support.services.processes import LIMIT_S, Process, children, kill, save_long_checkpoint
+from support.services.processes import LIMIT_S, children, kill, save_long_checkpoint
 from test_docs_commands import command
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -96,22 +96,6 @@ def test_probes_of_the_front_find_it_alive_and_ready_before_a_router_alone(route
         with fronted(address) as url:
             answers = {probe: httpx2.get(url + path).status_code for probe, path in paths.items()}
         assert answers == dict.fromkeys(PROBES, 200) | {"readinessProbe": status}
-
-
-def test_the_command_of_the_front_serves_a_router_with_the_options_of_the_chart(router, tmp_path):
-    documents = rendered("http")
-    (pod,) = (at for at in service_pods(documents) if at.role == "http")
-    file = tmp_path / "slipstream.toml"
-    data = named(documents, "ConfigMap", "demo-slipstream-config")["data"]
-    file.write_text(data[file.name])
-    _, _, module = pod.main["command"]
-    here = {"--config": str(file), "--router": router}
-    here |= dict.fromkeys(("--listen-address", "--metrics-address"), "127.0.0.1:0")
-    flags = [word for option in here.items() for word in option]
-    assert pod.main["args"][0] in here
-    with Process(module, *flags) as front:
-        models = httpx2.get(f"http://{front.ready()}/v1/models").json()
-    assert [at["object"] for at in models["data"]] == ["model"]
 
 
 def one_container(folder, ports):

@@ -1,23 +1,16 @@
 """The bundled Redis: a real server by the chart's own start script, whose users may do little."""
 
-import asyncio
 import os
 import re
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import redis
 
-from slipstream.core.errors import LimitExceeded
-from slipstream.core.request.server_info import ReplicaRole
-from slipstream.state.factory import open_quotas, open_registry
 from slipstream.state.options import StoreOptions
-from slipstream.state.quotas import QuotaLimits, Ticket
-from slipstream.state.registry import Announcement
 from support.commands import ran
 from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
 from support.deployment.kube_schemas import NEWEST, faults
@@ -91,30 +84,6 @@ def operator(pod):
 async def test_the_services_user_keeps_sessions(options):
     async with store_of(options) as store:
         await keeps_a_session(store)
-
-
-async def test_the_services_user_counts_requests_for_all_routers(options):
-    """A router that Redis refuses counts alone, so the other one would let the request through."""
-    routers = [open_quotas(options, time.time) for _ in range(2)]
-    limits = QuotaLimits(requests_per_minute=9, tokens_per_minute=900, max_concurrent=1)
-    ticket = Ticket("alice", limits, "first", "one")
-    await routers[0].take(ticket, ttl_s=30.0)
-    await routers[0].charge(ticket, 7, ttl_s=30.0)
-    with pytest.raises(LimitExceeded):
-        await routers[1].take(Ticket("alice", limits, "second", "two"), ttl_s=30.0)
-    await routers[0].give_back(ticket, 7)
-    await routers[1].take(Ticket("alice", limits, "third", "three"), ttl_s=30.0)
-    await asyncio.gather(*(each.aclose() for each in routers))
-
-
-async def test_the_services_user_announces_replicas(options):
-    registry = open_registry(options)
-    replica = Announcement(ReplicaRole.TARGET, "10.0.0.1:50061", "one")
-    await registry.announce(replica)
-    assert await registry.live(ReplicaRole.TARGET) == (replica.address,)
-    await registry.leave(replica)
-    assert await registry.live(ReplicaRole.TARGET) == ()
-    await registry.aclose()
 
 
 def test_the_documented_user_is_the_one_of_the_chart(pod):

@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.client import Client
 from support.services import fleet
-from support.services.background import LoopThread
+from support.services.background import on_thread
 from support.services.processes import save_long_checkpoint
 from support.services.stalls import check_stalls, watching
 from support.state.redis_server import redis_server
@@ -55,8 +55,6 @@ def plain(model):
 @pytest.fixture(scope="session")
 def served(folder):
     """A target that serves tests of all files, on a loop of its own."""
-    worker, thread = fleet.target_worker(folder), LoopThread()
-    thread.run(worker.start)
-    yield worker
-    thread.run(worker.stop)
-    thread.close()
+    worker = fleet.target_worker(folder)
+    with on_thread(lambda _: fleet.running(worker)):
+        yield worker

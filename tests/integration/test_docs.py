@@ -60,10 +60,6 @@ def run_alone(code, names):
     )
 
 
-def test_there_are_blocks_to_run():
-    assert len(list(blocks())) >= 10
-
-
 @pytest.mark.parametrize(("page", "line", "code"), list(blocks()))
 def test_a_block_of_the_documentation_runs(names, page, line, code):
     if "set_tracer_provider" in code:  # which a process does once, and for all

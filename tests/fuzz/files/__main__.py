@@ -4,7 +4,6 @@ Ends with 1 where anything was found. `--seed` and `--first` of a report go on w
 """
 
 import argparse
-import asyncio
 import math
 import sys
 import time
@@ -17,7 +16,7 @@ from fuzz.files.runner import KEPT, MEMORY, Runner
 _CHUNK = 200
 
 
-async def fuzz(asked: argparse.Namespace) -> report.Tally:
+def fuzz(asked: argparse.Namespace) -> report.Tally:
     """Run all cases, in turns of the kinds."""
     names = asked.kinds.split(",") if asked.kinds else sorted(kinds_by_name())
     end = asked.first + -(-asked.cases // len(names))
@@ -27,8 +26,7 @@ async def fuzz(asked: argparse.Namespace) -> report.Tally:
         for first, name in product(range(asked.first, end, _CHUNK), names):
             if time.monotonic() > until:
                 break
-            await runner.run(name, asked.seed, first, min(first + _CHUNK, end))
-        await runner.minimise()
+            runner.run(name, asked.seed, first, min(first + _CHUNK, end))
     finally:
         runner.close()
     return runner.tally
@@ -40,7 +38,7 @@ def main() -> int:
     parser.add_argument("--kinds", help="names of kinds, with commas between; all by default")
     parser.add_argument("--memory", type=int, default=MEMORY, help="bytes that a file may take")
     asked = parser.parse_args()
-    return report.conclude(asked.seed, asyncio.run(fuzz(asked)), {}, [])
+    return report.conclude(asked.seed, fuzz(asked), {}, [])
 
 
 if __name__ == "__main__":

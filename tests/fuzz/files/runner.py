@@ -1,4 +1,4 @@
-"""Runs cases in child processes, replaces those that end, and makes the cases of faults small."""
+"""Runs cases in child processes, and replaces those that end."""
 
 import base64
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 from fuzz.case import CORPUS, Case
 from fuzz.files.child import LOADED, REFUSED
 from fuzz.files.kinds import kinds_by_name
-from fuzz.minimise import minimised
 from fuzz.report import Finding, Tally
 from support.commands import IMPORT_PATH, ROOT
 
@@ -96,7 +95,7 @@ class Runner:
     def close(self) -> None:
         self._child.close()
 
-    async def run(self, kind: str, seed: int, first: int, end: int) -> None:
+    def run(self, kind: str, seed: int, first: int, end: int) -> None:
         """Load the cases of a kind with the numbers from `first` to before `end`."""
         for number in range(first, end):
             data, is_intact = self.kinds[kind].data(seed, number)
@@ -105,24 +104,14 @@ class Runner:
             if outcome in (LOADED, REFUSED):
                 continue
             what = f"{kind}: {fault}"
-            if found := self.tally.findings.get(what):
-                found.count += 1
-            else:
-                case = Case(FILE, kind, outcome, self.kinds[kind].file, (data,))
-                self.tally.findings[what] = Finding(what, f"seed {seed} number {number}", [case])
-
-    async def minimise(self) -> None:
-        """Make the findings smaller, and keep those that are small."""
-        for what, found in self.tally.findings.items():
-
-            async def shows_it(case: Case, wanted: str = what) -> bool:
-                return f"{case.to}: {self.load(case)[1]}" == wanted
-
-            (case,) = found.cases
-            if case.kind != SLOW and await shows_it(case):
-                found.cases = [await minimised(case, shows_it)]
+            if known := self.tally.findings.get(what):
+                known.count += 1
+                continue
+            case = Case(FILE, kind, outcome, self.kinds[kind].file, (data,))
+            found = Finding(what, f"seed {seed} number {number}", [case])
+            self.tally.findings[what] = found
             if self._folder is not None:
-                found.keep(self._folder / case.to.replace(" ", "-"))
+                found.keep(self._folder / kind.replace(" ", "-"))
 
     def load(self, case: Case) -> tuple[str, str]:
         """Load one case again; its outcome and its fault."""

@@ -16,13 +16,11 @@ from slipstream.core import errors
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.server import Server
+from slipstream.rpc.security import ClientTls
 from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.servicer import SERVICE as DRAFT
 from slipstream_draft.servicer import register as register_draft
-from slipstream_router.app import Router
-from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
 from slipstream_target.servicer import SERVICE as TARGET
 from slipstream_target.servicer import register as register_target
@@ -31,7 +29,6 @@ from support.network.key_files import key, write_keys
 from support.network.relay import Relay
 from support.services import fleet
 
-ANYWHERE = "127.0.0.1:0"
 NAMED = {"tls_client_names": ("router",)}
 
 
@@ -41,7 +38,6 @@ class Guarded:
 
     made: Certificates | None
     hops: dict[str, Relay] = field(default_factory=dict)
-    target: Server | None = None
 
     def client(self, **options: Any) -> AsyncClient:
         """One that shows a certificate where that is asked for."""
@@ -66,9 +62,9 @@ class Guarded:
         """Return the address of a relay, by a name that certificates have."""
         return f"localhost:{self.hops[hop].port}"
 
-    async def hop(self, stack: AsyncExitStack, name: str, port: int) -> str:
-        """The address of a new relay to a port."""
-        self.hops[name] = await stack.enter_async_context(Relay(f":{port}", keeps=True))
+    async def hop(self, stack: AsyncExitStack, name: str, to: str) -> str:
+        """The address of a new relay to another one."""
+        self.hops[name] = await stack.enter_async_context(Relay(to, keeps=True))
         return self.address(name)
 
 
@@ -77,36 +73,26 @@ async def guarded(model: Path, made: Certificates | None, **router: Any) -> Asyn
     """A cluster of a model and its GliDe draft; plaintext without certificates."""
     at = Guarded(made)
     async with AsyncExitStack() as stack:
-        target = await _target(stack, at, model)
-        draft = await _draft(stack, at, model)
-        config = {**fleet.PATIENT, **at.serving("router"), **at.calling("router")}
-        replicas = {"targets": (target,), "drafts": (draft,)}
-        running = Router(build(RouterConfig, address=ANYWHERE, **replicas, **{**config, **router}))
-        port = await running.start()
-        stack.push_async_callback(running.stop, 0)
-        await at.hop(stack, "client", port)
-        await running.ready()
+        target, draft = await _target(stack, at, model), await _draft(stack, at, model)
+        config = {**at.serving("router"), **at.calling("router"), **router}
+        address = await stack.enter_async_context(fleet.router_over([target], [draft], **config))
+        await at.hop(stack, "client", address)
         yield at
 
 
 async def _target(stack: AsyncExitStack, at: Guarded, model: Path) -> str:
     servicer = fleet.target_servicer(model)
-    stack.push_async_callback(servicer.close)
     names = NAMED | {"tls_draft_names": ("draft",)} if at.made else {}
-    config = build(TargetConfig, address=ANYWHERE, **at.serving("target"), **names)
-    at.target = Server(config.server_options(), {TARGET: register_target(servicer)})
-    port = await at.target.start(serving=False)
-    stack.push_async_callback(at.target.stop, 0)
-    servicer.about.advertised_address = await at.hop(stack, "draft to target", port)
-    address = await at.hop(stack, "router to target", port)
-    await at.target.set_serving(True)
-    return address
+    options = build(TargetConfig, **at.serving("target"), **names).server_options()
+    worker = fleet.Worker(lambda: servicer, TARGET, register_target, options)
+    await stack.enter_async_context(fleet.running(worker))
+    servicer.about.advertised_address = await at.hop(stack, "draft to target", worker.address)
+    return await at.hop(stack, "router to target", worker.address)
 
 
 async def _draft(stack: AsyncExitStack, at: Guarded, model: Path) -> str:
     config = build(
         DraftConfig,
-        address=ANYWHERE,
         draft=str(fleet.glide_of(model)),
         target_model=str(model),
         dtype="float32",
@@ -115,12 +101,10 @@ async def _draft(stack: AsyncExitStack, at: Guarded, model: Path) -> str:
         **at.calling("draft"),
         **(NAMED if at.made else {}),
     )
-    servicer = load_draft(config)
-    stack.push_async_callback(servicer.close)
-    server = Server(config.server_options(), {DRAFT: register_draft(servicer)})
-    port = await server.start()
-    stack.push_async_callback(server.stop, 0)
-    return await at.hop(stack, "router to draft", port)
+    options = config.server_options()
+    worker = fleet.Worker(lambda: load_draft(config), DRAFT, register_draft, options)
+    await stack.enter_async_context(fleet.running(worker))
+    return await at.hop(stack, "router to draft", worker.address)
 
 
 PROMPT = "the walrus of the north sings at dusk"
@@ -164,6 +148,8 @@ async def test_engines_answer_routers_alone(folder, origin, other):
     callers = {
         origin.stranger(): code.UNAVAILABLE,
         other.client("router"): code.UNAVAILABLE,
+        ClientTls(origin.ca, other.cert("router"), other.key("router")): code.UNAVAILABLE,
+        None: code.UNAVAILABLE,
         origin.client("client"): code.PERMISSION_DENIED,
         origin.client("draft"): code.PERMISSION_DENIED,
         origin.client("router"): None,

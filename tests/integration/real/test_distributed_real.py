@@ -1,70 +1,27 @@
-"""The real pair as three processes says what one process says, alone and in a crowd."""
+"""The real pair as three processes says what one process says, in a benchmark of its rounds."""
 
-import asyncio
-from pathlib import Path
+import json
 
 import pytest
 
-from slipstream.bench.questions import read_questions, select
-from slipstream.client import AsyncClient, Client, Mode, SamplingParams, SpeculationOptions
-from support.services.processes import Process
+from support.commands import ran_python
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.usefixtures("real_model")]
 
-PROMPTS = Path(__file__).parents[3] / "slipstream" / "data" / "prompts.jsonl"
 NUM_PROMPTS = 8
-NUM_TOKENS = 16
-# On a busy machine `auto` may find that plain rounds pay better, and draft nothing.
-FORCED = SpeculationOptions(mode=Mode.FORCED)
-OVERLAPPED = SpeculationOptions(mode=Mode.FORCED, overlap=True)
-LAWS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.9, top_p=0.95, seed=3)}
 
 
-@pytest.fixture(scope="module")
-def prompts():
-    questions = select(read_questions(PROMPTS), limit=NUM_PROMPTS)
-    return [question.turns[0] for question in questions]
-
-
-@pytest.fixture(scope="module")
-def expected(prompts):
-    with Client.embedded() as client:
-        return {
-            law: [
-                client.generate(prompt, sampling=sampling, max_tokens=NUM_TOKENS).token_ids
-                for prompt in prompts
-            ]
-            for law, sampling in LAWS.items()
-        }
-
-
-async def generated(address, prompts, sampling, *, at_once, speculation=FORCED):
-    """Results in the order of the prompts, so many running at a time."""
-    places = asyncio.Semaphore(at_once)
-
-    async def one(client, prompt):
-        async with places:
-            return await client.generate(
-                prompt, sampling=sampling, speculation=speculation, max_tokens=NUM_TOKENS
-            )
-
-    async with AsyncClient(address) as client:
-        return await asyncio.gather(*(one(client, prompt) for prompt in prompts))
-
-
-# One test, so that one process of a parallel run loads the models, and loads them once.
-async def test_three_processes_say_what_one_says_alone_and_in_a_crowd(prompts, expected):
-    assert len(prompts) == NUM_PROMPTS
-    with Process("slipstream.cli.main", "up", "--port", "0", "--traces", "none") as running:
-        address = running.ready()
-        for law, sampling in LAWS.items():
-            for at_once in (1, 8):
-                results = await generated(address, prompts, sampling, at_once=at_once)
-                assert [at.token_ids for at in results] == expected[law], (law, at_once)
-                # Without draft tokens that were right the comparison would show nothing.
-                stats = [at.stats.speculation for at in results]
-                assert sum(at.num_accepted_draft_tokens for at in stats) > NUM_PROMPTS / 2
-                # In a crowd keys may come late; nothing else may be in the way.
-                assert {why for at in stats for why in at.fallbacks} <= {"no keys"}
-            results = await generated(address, prompts, sampling, at_once=2, speculation=OVERLAPPED)
-            assert [at.token_ids for at in results] == expected[law], law
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_three_processes_say_what_one_says_also_with_overlap(tmp_path, temperature):
+    flags = ["--limit", NUM_PROMPTS, "--max-new-tokens", "16", "--temperature", temperature]
+    flags += ["--overlap", "--json", tmp_path / "out.json"]
+    done = ran_python("-m", "slipstream.cli.main", "bench", "rounds", *flags)
+    assert done.returncode == 0, done.stderr
+    engines = json.loads((tmp_path / "out.json").read_text())["rounds"]
+    assert set(engines) == {"embedded", "distributed", "overlap"}
+    for of in engines.values():
+        assert of["identical"] == NUM_PROMPTS
+        # Without draft tokens that were right the comparison would show nothing.
+        assert of["mean_acceptance_length"] > 1
+        # On a busy machine keys may come late; nothing else may be in the way.
+        assert set(of["fallbacks"]) <= {"no keys", "pending"}

@@ -6,6 +6,7 @@ import pytest
 from slipstream.client import AsyncClient
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelNotFound, Unavailable
 from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.request.prompt import MAX_MESSAGES
 from slipstream.options import build
 from slipstream.rpc.v1 import common_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -28,6 +29,11 @@ def speculating(**fields):
 
 
 INVALID = CODE.INVALID_ARGUMENT
+CHAT, MANY = (
+    pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")] * number)
+    for number in (1, MAX_MESSAGES + 1)
+)
+MOST = (4 << 20) - 128
 REFUSALS = [
     (generation(adapter_id="lora"), CODE.UNIMPLEMENTED, "adapter_id"),
     (generation(n=2), CODE.UNIMPLEMENTED, "n above 1"),
@@ -35,8 +41,15 @@ REFUSALS = [
     (generation(json_schema="{}", regex="a+"), INVALID, "json_schema and regex"),
     (pb.Generation(), INVALID, "no prompt"),
     (generation(prompt=pb.Prompt(text="")), INVALID, "empty"),
+    (generation(prompt=pb.Prompt(raw=True, chat=CHAT)), INVALID, "not messages"),
     (generation(model="gpt"), CODE.NOT_FOUND, "no model 'gpt' here, but tiny"),
     (generation(prompt=pb.Prompt(text="x" * 5000)), INVALID, "exceed the context of 4096"),
+    (generation(prompt=pb.Prompt(text="x" * MOST)), INVALID, "exceeds 262144, 64 for each"),
+    (generation(prompt=pb.Prompt(token_ids={"ids": [1] * 5000})), INVALID, "exceeds the context"),
+    (generation(prompt=pb.Prompt(token_ids={"ids": [1] * MOST})), INVALID, "10000 fields"),
+    (generation(prompt=pb.Prompt(chat=MANY)), INVALID, f"but at most {MAX_MESSAGES} fit"),
+    (speculating(widths=[1] * 5000), INVALID, "widths has 5000 depths"),
+    (generation(model="m" * 5000), INVALID, "model"),
     (generation(request_id="a\nb"), INVALID, "request_id is"),
     (generation(session={"session_id": "a b"}), INVALID, "session id is 'a b'"),
     (generation(session={"session_id": "never-begun"}), CODE.NOT_FOUND, "no session never-begun"),
@@ -51,9 +64,15 @@ REFUSALS = [
     (speculating(shape=common_pb2.SHAPE_FORK), INVALID, "shape fork does not go with exact"),
     (speculating(drafter="glide"), INVALID, "drafter glide is not here, but ngram"),
 ]
-UNKNOWN = generation(sampling={"seed": 1})
-UNKNOWN.sampling.MergeFromString(b"\xa0\x06\x01")
-REFUSALS += [(UNKNOWN, CODE.UNIMPLEMENTED, "field 100 of SamplingParams")]
+PLACES = {
+    "Generation": lambda asked: asked,
+    "SamplingParams": lambda asked: asked.sampling,
+    "ChatMessage": lambda asked: asked.prompt.chat.messages[0],
+}
+for name, place in PLACES.items():
+    unknown = generation(prompt=pb.Prompt(chat=CHAT), sampling={"logit_bias": {3: 1.0}})
+    place(unknown).MergeFromString(b"\xa0\x06\x01")  # field 100, a number
+    REFUSALS += [(unknown, CODE.UNIMPLEMENTED, f"field 100 of {name} ")]
 
 
 async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(client, stub):
@@ -63,6 +82,8 @@ async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(client,
             refused = await refusal(call)
             assert (sentence, refused.code()) == (sentence, code)
             assert sentence in refused.details()
+    refused = await refusal(stub.Generate(pb.GenerateRequest.FromString(b"\xa0\x06\x01")))
+    assert "field 100 of GenerateRequest " in refused.details()
     assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
 
 

@@ -10,8 +10,18 @@ import pytest
 from slipstream.client import SamplingParams
 from slipstream.core.errors import DeadlineExceeded
 from slipstream.rpc.v1 import generation_pb2 as pb
-from support.network import frames
 from support.services.fleet import eventually, routed
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RESET, SETTINGS, PING, WINDOW = 0, 1, 3, 4, 6, 8
+ACK = END_STREAM = 1
+END_HEADERS = 4
+NO_WINDOW = struct.pack("!HI", 4, 0)
+
+
+def header(name, value):
+    """A short header as HPACK writes it without an index and without Huffman's code."""
+    return b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in (name, value))
 
 
 class RawCaller:
@@ -23,8 +33,8 @@ class RawCaller:
         self._last_stream = -1
         self.headers, self.ended = set(), set()
         self.data = defaultdict(bytes)
-        writer.write(frames.PREFACE)
-        self._send(frames.SETTINGS, 0, 0, frames.NO_WINDOW)
+        writer.write(PREFACE)
+        self._send(SETTINGS, 0, 0, NO_WINDOW)
 
     def call(self, path, message):
         """Send a request; the number of its stream."""
@@ -37,15 +47,15 @@ class RawCaller:
             "te": "trailers",
             "content-type": "application/grpc",
         }
-        texts = [(name.encode(), value.encode()) for name, value in fields.items()]
-        block = b"".join(frames.header(*text) for text in texts)
-        self._send(frames.HEADERS, frames.END_HEADERS, self._last_stream, block)
-        data = frames.message(message.SerializeToString())
-        self._send(frames.DATA, frames.END_STREAM, self._last_stream, data)
+        block = b"".join(header(*pair) for pair in fields.items())
+        self._send(HEADERS, END_HEADERS, self._last_stream, block)
+        data = message.SerializeToString()
+        prefixed = struct.pack("!BI", 0, len(data)) + data
+        self._send(DATA, END_STREAM, self._last_stream, prefixed)
         return self._last_stream
 
     def open_window(self, stream, num_bytes):
-        self._send(frames.WINDOW, 0, stream, struct.pack("!I", num_bytes))
+        self._send(WINDOW, 0, stream, struct.pack("!I", num_bytes))
 
     async def until(self, holds, limit_s=20):
         async with asyncio.timeout(limit_s), self._changed:
@@ -62,19 +72,18 @@ class RawCaller:
                     self._changed.notify_all()
 
     def _took(self, kind, flags, stream, payload):
-        if kind in (frames.SETTINGS, frames.PING) and not flags & frames.ACK:
-            self._send(kind, frames.ACK, 0, payload if kind == frames.PING else b"")
-        if kind == frames.HEADERS:
+        if kind in (SETTINGS, PING) and not flags & ACK:
+            self._send(kind, ACK, 0, payload if kind == PING else b"")
+        if kind == HEADERS:
             self.headers.add(stream)
-        if kind == frames.DATA:
+        if kind == DATA:
             self.data[stream] += payload
-        if kind == frames.RESET or (
-            kind in (frames.HEADERS, frames.DATA) and flags & frames.END_STREAM
-        ):
+        if kind == RESET or (kind in (HEADERS, DATA) and flags & END_STREAM):
             self.ended.add(stream)
 
     def _send(self, kind, flags, stream, payload):
-        self._writer.write(frames.frame(kind, flags, stream, payload))
+        size = struct.pack("!I", len(payload))[1:]
+        self._writer.write(size + struct.pack("!BBI", kind, flags, stream) + payload)
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from support.commands import ran_python
 
 FORCED = SpeculationOptions(mode=Mode.FORCED)  # by no clock
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
+PENALISED = SamplingParams(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.5, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_a_stream_adds_up_to_the_result(client):
     assert (result.prompt.model, result.prompt.seed) == ("tiny", 0)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED, PENALISED])
 def test_the_place_of_the_engines_changes_no_token(embedded, remote, sampling):
     asked = {"max_tokens": 40, "sampling": sampling, "with_origins": True, "logprobs": 3}
     forced = asked | {"speculation": FORCED}

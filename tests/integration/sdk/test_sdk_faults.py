@@ -6,7 +6,6 @@ import pytest
 from grpc import StatusCode
 
 from slipstream.client import AsyncClient, Client, errors
-from slipstream.rpc.security import ClientTls
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.status import code_of
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -143,11 +142,6 @@ NOWHERE += [("localhost:1", at) for at in FORBIDDEN]
 def test_a_router_that_can_not_be_is_refused(kind, address, options):
     with pytest.raises(errors.InvalidRequest):
         kind(address, **options)
-
-
-def test_a_certificate_that_can_not_be_read_is_refused(tmp_path):
-    with pytest.raises(errors.InvalidRequest, match="can't be read"):
-        Client("localhost:1", tls=ClientTls(ca=tmp_path / "none.pem"))
 
 
 async def test_a_router_with_a_certificate_is_trusted_by_its_authority_alone(origin, kind):

@@ -92,15 +92,6 @@ async def test_a_stream_that_breaks_for_good_names_its_request(kind):
     assert len(breaking.asked) > 1
 
 
-def test_a_broken_stream_has_the_time_of_its_request_alone():
-    with (
-        served(register(Breaking(GONE, [2, 0]))) as address,
-        Client(address) as client,
-        pytest.raises((errors.Unavailable, errors.DeadlineExceeded)),
-    ):
-        list(client.stream("hello", timeout_s=0.3))
-
-
 def test_nothing_is_sent_again_after_the_client_was_closed():
     breaking = Breaking(GONE, [2, 0])
     with served(register(breaking)) as address, ThreadPoolExecutor() as thread:

@@ -1,13 +1,21 @@
-"""A gRPC server of this project on a thread of its own, for tests that block."""
+"""Event loops on threads of their own, and what serves on them, for tests that block."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import TypeVar
 
 from slipstream.rpc.server import Register, Server, ServerOptions
 
 GENERATION = "slipstream.rpc.v1.GenerationService"
+
+T = TypeVar("T")
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -25,10 +33,10 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, make: Callable[[], Awaitable[object]]):
+    def run(self, make: Callable[[], Awaitable[T]]) -> T:
         """The result of a coroutine that is made and awaited there."""
 
-        async def made():
+        async def made() -> T:
             return await make()
 
         return asyncio.run_coroutine_threadsafe(made(), self._loop).result(timeout=60)
@@ -40,17 +48,31 @@ class LoopThread:
 
 
 @contextmanager
-def served(register: Register, options: ServerOptions | None = None) -> Iterator[str]:
-    """The address of a server with this GenerationService."""
-    thread = LoopThread()
-    server, port = thread.run(lambda: _started(register, options or ServerOptions()))
+def on_thread(make: Callable[[LoopThread], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+    """Enter something on a loop of its own, and leave it there in the end."""
+    thread, stack = LoopThread(), AsyncExitStack()
     try:
-        yield f"127.0.0.1:{port}"
+        yield thread.run(lambda: stack.enter_async_context(make(thread)))
     finally:
-        thread.run(lambda: server.stop(0))
+        thread.run(stack.aclose)
         thread.close()
 
 
-async def _started(register: Register, options: ServerOptions) -> tuple[Server, int]:
-    server = Server(options, {GENERATION: register})
-    return server, await server.start()
+@asynccontextmanager
+async def serving(
+    services: dict[str, Register], options: ServerOptions | None = None
+) -> AsyncIterator[str]:
+    """The address of a server with these services."""
+    server = Server(options or ServerOptions(), services)
+    port = await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@contextmanager
+def served(register: Register, options: ServerOptions | None = None) -> Iterator[str]:
+    """The address of a server with this GenerationService."""
+    with on_thread(lambda _: serving({GENERATION: register}, options)) as address:
+        yield address

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from support.models.tiny_checkpoint import change_config, save_checkpoint, save_
 LIMIT_S = 60
 MAX_LAG = 8
 CONTEXT = 4096
+ANYWHERE = ServerOptions("127.0.0.1:0")
 PATIENT = {"draft_round_timeout_s": 30.0, "replica_timeout_s": 60.0}
 """Options of a router: a busy machine makes no draft late and no replica lost."""
 
@@ -61,18 +63,21 @@ def glide_of(target: Path) -> Path:
 class Worker:
     """A target or a draft that can be stopped and started again at its address."""
 
-    def __init__(self, make: Callable[[], object], service: str, register: Callable) -> None:
+    def __init__(
+        self, make: Callable, service: str, register: Callable, options: ServerOptions = ANYWHERE
+    ) -> None:
         self._make, self._service, self._register = make, service, register
+        self._options = options
         self._running: tuple[Server, object] | None = None
-        self.address = "127.0.0.1:0"
+        self.address = options.address
 
     def twin(self) -> "Worker":
         """Another replica of the same model."""
-        return Worker(self._make, self._service, self._register)
+        return Worker(self._make, self._service, self._register, self._options)
 
     async def start(self) -> str:
         servicer = self._make()
-        options = ServerOptions(self.address)
+        options = replace(self._options, address=self.address)
         server = Server(options, {self._service: self._register(servicer)})
         port = await server.start(serving=False)
         self.address = f"127.0.0.1:{port}"
@@ -149,29 +154,33 @@ async def stub_of(address: str):
 
 
 @asynccontextmanager
-async def routed(targets, drafts=(), *, token=None, **config):
-    """A router over replicas, given as workers or as what a configuration says, and a client.
+async def router_over(targets, drafts=(), **config):
+    """A router over replicas, given as workers or as what a configuration says; its address.
 
-    Workers are ready by then, all of them.
+    A busy machine makes no draft late and no replica lost.
     """
     fields = {"address": "127.0.0.1:0", **PATIENT, **config}
     router = Router(build(RouterConfig, targets=_named(targets), drafts=_named(drafts), **fields))
     port = await router.start()
     try:
         await asyncio.wait_for(router.ready(), LIMIT_S)
-        async with AsyncClient(f"127.0.0.1:{port}", token=token, retries=False) as client:
-            client.address = f"127.0.0.1:{port}"
-            client.router = router
-            given = {"target": targets, "draft": drafts}
-            wanted = {
-                role: len(at) for role, at in given.items() if at and not isinstance(at[0], str)
-            }
-            await until(
-                client, lambda info: all(num_ready(info, at) == wanted[at] for at in wanted)
-            )
-            yield client
+        yield f"127.0.0.1:{port}"
     finally:
         await router.stop(0)
+
+
+@asynccontextmanager
+async def routed(targets, drafts=(), *, token=None, **config):
+    """A client of a router over replicas; those that are workers are ready by then, all of them."""
+    async with (
+        router_over(targets, drafts, **config) as address,
+        AsyncClient(address, token=token, retries=False) as client,
+    ):
+        client.address = address
+        given = {"target": targets, "draft": drafts}
+        wanted = {role: len(at) for role, at in given.items() if at and not isinstance(at[0], str)}
+        await until(client, lambda info: all(num_ready(info, at) == wanted[at] for at in wanted))
+        yield client
 
 
 async def until(client, holds, limit_s: float = LIMIT_S):

@@ -15,7 +15,8 @@ from slipstream.rpc.v1 import draft_pb2, target_pb2, target_pb2_grpc
 from slipstream_draft.config import DraftConfig
 from slipstream_target.servicer import SERVICE
 from support.models import tiny
-from support.services.tiny_services import MAX_LAG, draft_place, serving
+from support.services.background import serving
+from support.services.tiny_services import MAX_LAG, draft_place
 
 PROMPT = tuple(tiny.tokens(21))
 NUM_KEYS = len(PROMPT) - 1

@@ -22,7 +22,6 @@ from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
 from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
-from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.tensors import dtype_of, unpack
 from slipstream.rpc.tracing import trace_to_pb
@@ -34,6 +33,7 @@ from slipstream.verifying.engine import LocalTarget
 from slipstream_target.__main__ import layout_to_pb
 from slipstream_target.servicer import SERVICE, TargetServicer, register
 from support.models import tiny
+from support.services.background import serving
 
 LIMIT_S = 60
 IDENTITY = common_pb2.ModelIdentity(
@@ -207,17 +207,6 @@ class Served:
                 == (0, 0, 0, 0)
             )
         )
-
-
-@asynccontextmanager
-async def serving(services: dict[str, Register]) -> AsyncIterator[str]:
-    """The address of a server with these services."""
-    server = Server(ServerOptions(), services)
-    port = await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
 
 
 @asynccontextmanager

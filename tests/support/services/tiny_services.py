@@ -39,7 +39,8 @@ from slipstream_draft.servicer import DraftServicer
 from slipstream_draft.servicer import register as draft_register
 from slipstream_target.__main__ import layout_to_pb
 from support.models import tiny, tiny_eagle
-from support.services.served_target import Served, served_target, serving
+from support.services.background import serving
+from support.services.served_target import Served, served_target
 
 MAX_LAG = 8
 INCARNATION = "the-target-process"

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as tra
 
 from slipstream.telemetry.trace_file import otlp_json
 from slipstream.telemetry.traces import Span, spans_in
-from support.services.background import LoopThread
+from support.services.background import on_thread
 
 LIMIT_S = 90.0
 
@@ -63,14 +63,9 @@ class Collector:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    found, thread = Collector(), LoopThread()
-    serving = _receiver(found)
-    found.url = thread.run(serving.__aenter__)
-    try:
+    found = Collector()
+    with on_thread(lambda _: _receiver(found)) as found.url:
         yield found
-    finally:
-        thread.run(lambda: serving.__aexit__(None, None, None))
-        thread.close()
 
 
 def traces_of(spans: Sequence[Span]) -> dict[str, list[Span]]:

@@ -128,9 +128,10 @@ class Mute(Letters):
 def test_who_does_not_ask_gets_none_and_the_same_answer(models, way):
     ask = Ask(SAMPLINGS["sampled"], 30, speculation=WAYS[way])
     unasked = run_of(models, ask, text=Mute())
-    assert all(chunk.logprobs == () for chunk in unasked)
-    asked = run_of(models, replace(ask, num_logprobs=3))
-    assert [replace(chunk, logprobs=()) for chunk in asked] == unasked
+    told = {"logprobs": (), "origins": (), "rounds": ()}
+    assert [replace(chunk, **told) for chunk in unasked] == unasked
+    asked = run_of(models, replace(ask, num_logprobs=3, with_origins=True, with_rounds=True))
+    assert [replace(chunk, **told) for chunk in asked] == unasked
 
 
 @pytest.mark.parametrize("count", [-1, 21, 1.0, True])

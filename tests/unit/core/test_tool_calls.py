@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -72,36 +71,26 @@ ENDLESS = {
 """Texts that begin so and go on so."""
 
 
-@contextmanager
-def characters_in_reach():
+def num_characters(text):
     """Count the characters of the strings that each line of the parser has, its own included."""
-    count = [0]
+    count, parser, before = 0, ToolCallParser(HERMES, NAMES), sys.gettrace()
 
     def on_line(frame, event, _):
+        nonlocal count
         values = list(frame.f_locals.values())
         if isinstance(owner := frame.f_locals.get("self"), ToolCallParser):
             values += vars(owner).values()
-        count[0] += sum(len(value) for value in values if isinstance(value, str))
+        count += sum(len(value) for value in values if isinstance(value, str))
         return on_line
 
-    def on_call(frame, event, _):
-        return on_line if frame.f_code.co_filename == tool_calls.__file__ else None
-
-    before = sys.gettrace()
-    sys.settrace(on_call)
+    sys.settrace(lambda at, *_: on_line if at.f_code.co_filename == tool_calls.__file__ else None)
     try:
-        yield count
-    finally:
-        sys.settrace(before)
-
-
-def num_characters(text):
-    with characters_in_reach() as count:
-        parser = ToolCallParser(HERMES, NAMES)
         for part in text:
             parser.push(part)
         parser.end()
-    return count[0]
+    finally:
+        sys.settrace(before)
+    return count
 
 
 @pytest.mark.parametrize("name", ENDLESS)

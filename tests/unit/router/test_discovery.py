@@ -31,14 +31,12 @@ class Steps:
 async def following(source):
     """Everything the source says, in a list that grows, and the task that makes it grow."""
     said = []
-    heard = asyncio.Event()
 
     async def listen():
         async for addresses in source():
             said.append(sorted(addresses))
-            heard.set()
 
-    return said, heard, asyncio.get_running_loop().create_task(listen())
+    return said, asyncio.get_running_loop().create_task(listen())
 
 
 async def ended(task):
@@ -68,7 +66,7 @@ async def test_a_broken_or_lost_file_leaves_the_last_list_and_warns_once(tmp_pat
     listing = tmp_path / "targets"
     listing.write_text("10.0.0.1:7\n")
     steps = Steps()
-    said, _, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
+    said, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
     with caplog.at_level(logging.WARNING, "slipstream.router"):
         await steps.step()
         listing.write_bytes(broken)
@@ -109,7 +107,7 @@ async def test_who_is_asked_again_and_fails_changes_nothing_and_says_so_once(
         return answer
 
     source = parse_source([listed], pause=steps.pause, **{how: ask})
-    said, _, task = await following(source)
+    said, task = await following(source)
     with caplog.at_level(logging.WARNING, "slipstream.router"):
         for _ in range(3):
             await steps.step()

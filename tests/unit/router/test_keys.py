@@ -135,14 +135,6 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(file, access, now, bro
     assert [is_let_in(access, token) for token in (ALICE, BOB)] == [False, True]
 
 
-def test_the_last_key_can_be_taken_away_while_a_router_runs(file, access, now):
-    write_keys(file)
-    now.now_s += 1
-    assert not is_let_in(access, ALICE)
-    with pytest.raises(InvalidRequest, match="every request would be refused"):
-        Access(file)
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_a_file_that_everybody_can_read_is_warned_of(file, mode, caplog):
     caplog.set_level(logging.WARNING)

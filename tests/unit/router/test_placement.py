@@ -63,16 +63,6 @@ def test_the_replica_with_the_keys_comes_first_until_it_is_crowded(idlest, most)
         assert address_of(replicas, "a:1") == address
 
 
-def test_sessions_that_go_on_come_to_a_replica_that_was_added():
-    running = {"a:1": 60, "b:1": 0}
-    holders = ["a:1"] * 60
-    for number, holder in enumerate(holders):  # one turn ends, and the session's next one begins
-        running[holder] -= 1
-        holders[number] = address_of([replica(*item) for item in running.items()], holder)
-        running[holders[number]] += 1
-    assert running == {"a:1": 43, "b:1": 17}
-
-
 @pytest.mark.parametrize("had", [0, 1000])
 def test_twelve_requests_are_spread_evenly_over_three_replicas_whatever_they_had_before(had):
     started = {"a:1": had, "b:1": had, "c:1": 0}

@@ -1,7 +1,6 @@
 """Laws of connections that age: nothing that runs is cut off, and callers look names up again."""
 
 import asyncio
-import sys
 from contextlib import asynccontextmanager
 
 import grpc
@@ -10,11 +9,9 @@ import pytest
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
-from support.network.dns_server import name_server
 
 NAME = "slipstream.rpc.v1.DraftService"
 LIMIT_S = 30
-BALANCED = ChannelOptions(balances=True)
 
 
 class Named(draft_pb2_grpc.DraftServiceServicer):
@@ -55,15 +52,6 @@ async def who_answers(stub):
     return (await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())).kind
 
 
-async def who_answers_in_the_end(stub):
-    """Return its name; None where a connection of full age refuses, which the SDK asks again."""
-    try:
-        return await who_answers(stub)
-    except grpc.aio.AioRpcError as error:
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        return None
-
-
 async def until_aged(channel):
     """Until its connection takes no new calls."""
     async with asyncio.timeout(LIMIT_S):
@@ -93,28 +81,6 @@ async def test_a_stream_that_outlasts_the_grace_is_cut_off():
         await asked(call)
         async with asyncio.timeout(LIMIT_S):
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs more than one loopback address")
-async def test_a_name_that_got_another_address_is_looked_up_when_a_connection_has_aged():
-    async with (
-        name_server() as names,
-        serving("first", "127.0.0.2:0") as port,
-        serving("later", f"127.0.0.3:{port}"),
-        connect(names.target(port), BALANCED) as channel,
-    ):
-        names.addresses = ["127.0.0.2"]
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        call = stub.Speculate()
-        await asked(call)
-        assert await who_answers(stub) == "first"
-        names.addresses = ["127.0.0.2", "127.0.0.3"]
-        async with asyncio.timeout(LIMIT_S):
-            while await who_answers_in_the_end(stub) != "later":
-                await asyncio.sleep(0.01)
-        await asked(call)
-        await call.done_writing()
-        assert await call.code() is grpc.StatusCode.OK
 
 
 async def test_a_connection_without_a_call_is_closed_and_one_with_a_call_is_not_idle():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.options import Mode, SpeculationOptions
@@ -223,23 +223,6 @@ def test_what_is_no_number_is_refused(value):
 def test_an_ill_formed_request_is_refused(message):
     with pytest.raises(InvalidRequest):
         asked.generation_from_pb(message)
-
-
-SAYING = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "reason"),
-    [
-        ({"prompt": pb.Prompt(chat=SAYING, raw=True)}, UnsupportedCombination, "not messages"),
-        ({"json_schema": "{}", "regex": "a*"}, UnsupportedCombination, "json_schema and regex"),
-        ({"adapter_id": "a"}, NotBuilt, "adapter_id"),
-        ({"n": 2}, NotBuilt, "n"),
-    ],
-)
-def test_what_does_not_go_together_or_is_not_built_is_not_ignored(changes, error, reason):
-    with pytest.raises(error, match=reason):
-        asked.generation_from_pb(generation(**changes))
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,6 @@ async def test_half_written_files_change_nothing_and_are_logged_once(mine, origi
     assert broken in record.getMessage()
 
 
-async def test_a_caller_without_a_certificate_or_with_a_strange_one_is_refused(origin, other):
-    async with serving(origin.server("target")) as address:
-        strange = ClientTls(origin.ca, other.cert("router"), other.key("router"))
-        for tls in (origin.stranger(), strange, other.client("router"), None):
-            refused = await ask(address, tls)
-            assert type(refused) is Unavailable
-            assert len(str(refused)) > 20
-
-
 @pytest.mark.parametrize("config", [RouterConfig, DraftConfig])
 async def test_a_client_that_names_a_host_takes_no_other_certificate(origin, config):
     """Though all of them are good for the address: one role can't stand in for another."""

@@ -36,20 +36,6 @@ async def journal(line):
     return await opened(line)
 
 
-async def test_sent_tokens_are_kept_with_the_prompt_before_them(line, journal):
-    await journal.keep([4, 5], None)
-    record = await kept(line)
-    assert (record.tokens, record.output) == ((1, 2, 3, 4, 5), (4, 5))
-    assert journal.continuity().is_kept
-
-
-async def test_the_ending_is_kept_with_the_last_tokens(line, journal):
-    await journal.keep([4], ENDING)
-    found = Ending.from_json((await kept(line)).turn.ending)
-    assert found.reason is FinishReason.STOP
-    assert found.stats.continuity.is_kept
-
-
 async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_statistics(line):
     outcomes = Outcomes()
     for accepted in range(3 * MAX_PER_STEP):
@@ -59,6 +45,7 @@ async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_stat
     await journal.keep([4], replace(ENDING, stats=replace(STATS, speculation=speculation)))
     found = Ending.from_json((await kept(line)).turn.ending)
     assert found.stats.speculation == speculation
+    assert found.reason is FinishReason.STOP and found.stats.continuity.is_kept
 
 
 async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line, journal):
@@ -125,16 +112,6 @@ async def test_a_later_turn_that_names_no_model_is_kept_in_a_store_that_lost_eve
     assert await journal.close(target=None, draft=None)
     record = (await line.store.acquire(turn)).record
     assert (record.tokens, record.output, record.model) == ((1, 2, 3, 4, 5, 6, 7), (6, 7), "model")
-
-
-async def test_a_request_that_began_without_the_store_is_kept_later(line):
-    journal = StoreJournal(line, CLAIM, None)
-    journal.open(PROMPT, OPENING)
-    line.is_up = False
-    await journal.keep([4], None)
-    line.is_up = True
-    await journal.tend()
-    assert (await kept(line)).output == (4,)
 
 
 async def test_a_router_that_lost_the_session_sends_nothing_more(line, journal):

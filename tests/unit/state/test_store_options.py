@@ -1,13 +1,16 @@
 """Laws of the options of a store, and of what is imported for it."""
 
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.state.factory import open_store
 from slipstream.state.options import Address, StoreOptions, parse_address
-from support.commands import ran_python
+from slipstream.state.store import Bounds
 
 SECRET = "nobody must see this"
 
@@ -85,21 +88,11 @@ def test_a_password_file_that_says_nothing_is_refused(tmp_path, content):
         StoreOptions("redis://a", password_file=file)
 
 
-_WITHOUT_REDIS = """
-import sys, time
-sys.modules["redis"] = None  # as if it were not installed
-from slipstream.core.errors import InvalidRequest
-from slipstream.state.factory import open_store
-from slipstream.state.options import StoreOptions
-from slipstream.state.store import Bounds
-open_store(StoreOptions(), Bounds(), time.monotonic, next_fence=int)
-try:
-    open_store(StoreOptions("redis://a"), Bounds(), time.monotonic, next_fence=int)
-except InvalidRequest as error:
-    sys.exit(str(error))
-"""
-
-
-def test_redis_is_needed_only_where_it_is_named():
-    said = "store_url needs the package redis: pip install 'slipstream[serve]'"
-    assert ran_python("-c", _WITHOUT_REDIS).stderr.strip() == said
+def test_redis_is_needed_only_where_it_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("slipstream.state.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)  # as if it were not installed
+    open_store(StoreOptions(), Bounds(), time.monotonic, next_fence=int)
+    said = r"store_url needs the package redis: pip install 'slipstream\[serve\]'"
+    with pytest.raises(InvalidRequest, match=said):
+        open_store(StoreOptions("redis://a"), Bounds(), time.monotonic, next_fence=int)

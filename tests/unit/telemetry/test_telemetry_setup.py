@@ -176,22 +176,11 @@ def test_a_service_has_telemetry_and_all_of_it_is_exported_also_when_it_fails(tm
     assert [name for name, _ in spans_of(tmp_path)] == ["request"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "reason"),
-    [
-        (["--colour", "blue"], 2, "has no '--colour'"),
-        (["--traces", "zipkin"], 2, "traces is 'zipkin'"),
-        (["--traces", "file:/dev/null/x"], 2, "traces can't be written to"),
-        (["--metrics-address", "127.0.0.1:{taken}"], 1, "can't be had for metrics"),
-    ],
-)
-def test_a_service_that_can_not_use_its_options_does_not_serve(capsys, argv, code, reason):
+def test_a_service_whose_address_for_metrics_is_taken_does_not_serve(capsys):
     async def serve(options, listening):
         raise AssertionError("it was served")
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        told = [at.replace("{taken}", str(taken.getsockname()[1])) for at in argv]
-        assert run_service("router", Options, serve, argv=told, doc="") == code
-    assert reason in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        argv = ["--metrics-address", f"127.0.0.1:{taken.getsockname()[1]}"]
+        assert run_service("router", Options, serve, argv=argv, doc="") == 1
+    assert "can't be had for metrics" in capsys.readouterr().err

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from slipstream.core.draft.ahead import AheadTree, AheadTrees, expected_tokens
 from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal
 from support.models.toy import path_tokens
@@ -84,26 +83,6 @@ def test_the_likeliest_nodes_of_all_levels_are_scored_first():
     assert [tree.token(node) for node in tree.next(2, max_depth=4, ends=())] == [2, 1]
     assert tree.next(9, max_depth=2, ends=()) == [1]
     assert tree.next(9, max_depth=4, ends={2}) == [2]
-
-
-@given(trees(), st.integers(0, 24))
-def test_the_best_nodes_of_a_growing_tree_are_a_tree(tree, max_nodes):
-    growing = CandidateTree()
-    nodes = {ROOT: ROOT}
-    for node in range(ROOT, len(tree.tree)):
-        children = tree.tree.children(node)
-        start = len(nodes) - 1
-        nodes.update({child: start + at for at, child in enumerate(children)})
-        growing.add(
-            nodes[node],
-            [tree.tree.tokens[child] for child in children],
-            [tree.stats[child] for child in children],
-            [tree.stats[child].prob for child in children],
-        )
-    best = growing.best(max_nodes, AHEAD)
-    assert len(best.tree) == min(max_nodes, len(tree.tree))
-    probs = sorted(path_probs(tree), reverse=True)
-    assert sorted(path_probs(best), reverse=True) == probs[: len(best.tree)]
 
 
 def stats(*probs):

@@ -38,10 +38,6 @@ def test_large_tied_rows_are_selected_without_their_order_being_lost(k):
         assert ordered_top(np.float32(row), k)[1].tolist() == by_definition(row.tolist(), k)
 
 
-def test_k_is_capped_by_the_vocabulary():
-    assert ordered_top(np.float32([1, 3, 3]), 9)[1].tolist() == [1, 2, 0]
-
-
 @settings(max_examples=100, deadline=None)
 @given(TIED.filter(lambda scores: max(scores) > -math.inf))
 def test_the_best_token_is_the_first_among_equals(scores):

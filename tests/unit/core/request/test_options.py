@@ -132,13 +132,6 @@ def test_options_out_of_range_or_without_their_other_half_are_refused_at_birth(f
         SpeculationOptions(**fields)
 
 
-@pytest.mark.parametrize(
-    ("widths", "nodes"), [((), 0), ((3,), 3), ((4, 2, 2), 28), ((4, 2, 2, 1), 44)]
-)
-def test_a_product_tree_has_as_many_nodes_as_its_levels_add_up_to(widths, nodes):
-    assert rules.num_product_nodes(widths) == nodes
-
-
 @pytest.mark.parametrize("drafter", ["glide", "vanilla"])
 def test_lookup_goes_with_a_model_that_drafts_and_exact_verification(drafter):
     check(drafter, lookup=True)

@@ -115,15 +115,6 @@ def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
     assert seen == set(TokenOrigin) - {STORE}
 
 
-def test_the_origin_of_tokens_is_returned_only_on_request(models):
-    asked, unasked = (
-        run_of(models, Ask(max_tokens=20, with_origins=flag, with_rounds=flag))
-        for flag in (True, False)
-    )
-    assert all(chunk.origins == chunk.rounds == () for chunk in unasked)
-    assert [replace(chunk, origins=(), rounds=()) for chunk in asked] == unasked
-
-
 def test_a_stop_string_or_the_limit_cuts_what_is_known_of_tokens_with_them(models):
     told = {"with_origins": True, "num_logprobs": 1}
     ask = Ask(max_tokens=40, speculation=WAYS["cape"], **told)

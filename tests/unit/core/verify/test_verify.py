@@ -61,16 +61,6 @@ def test_whatever_is_proposed_the_tokens_are_those_of_plain_decoding(tree, sampl
     assert walk.token not in [tree.tokens[child] for child in tree.children(last)]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_proposal_of_the_right_tokens_is_accepted_to_its_end(sampling):
-    session, model = session_of(sampling), ToyModel()
-    expected = plain(session, model, 9)
-    tree = TokenTree.chain(expected[:8])
-    walk = verify(session, PROMPT, Proposal(tree), model.rows(PROMPT, tree))
-    assert walk.nodes == tuple(range(8))
-    assert walk.token == expected[8]
-
-
 @pytest.mark.parametrize("vary", ["seed", "position"])
 def test_plain_draws_have_the_law_of_the_logits(vary):
     p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
