@@ -104,7 +104,7 @@ class EagleScorer(GlideScorer):
         if view is not None and state.num_true:
             states = [view.layers[layer] for layer in self.layers]
         pages = None if view is None else view.pages
-        features = self.backend.fused(states, [_slot(pages, at) for at in range(start, stop)])
+        features = self.backend.fused(states, [_slot(pages, place) for place in range(start, stop)])
         tokens, positions = state.tokens[start:stop], state.positions(start, stop)
         return SessionStep(state, tokens, positions, start, 1, features)
 
