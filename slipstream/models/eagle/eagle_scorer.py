@@ -67,6 +67,7 @@ class EagleScorer(GlideScorer):
     as layers: the one that layer l takes in is number `num_layers` + l.
     """
 
+    config: EagleConfig
     backend: EagleBackend
     state_type = EagleState
 
@@ -83,6 +84,11 @@ class EagleScorer(GlideScorer):
         self.layers = tuple(num_layers + layer for layer in config.target_layers)
         half, own = config.target_hidden_size // 2, (layout.dtype, layout.device)
         self.mirrored = KvLayout(len(self.layers), 1, half, *own)
+
+    def workspace_bytes(self, num_rows: int) -> int:
+        states = len(self.layers) * self.config.target_hidden_size
+        more = 4 * num_rows * (4 * self.config.hidden_size + 2 * states)
+        return super().workspace_bytes(num_rows) + more
 
     def num_unread(self, view: KvView, num_prompt_tokens: int) -> int:
         return view.skipped

@@ -200,7 +200,8 @@ class NativeEagle(NativeGlide):
         if (weight := self._norms.get(f"{name}.weight")) is None:
             return values
         squares = np.square(values).mean(-1, keepdims=True) + self._config.rms_norm_eps
-        return weight * (values / np.sqrt(squares))
+        found: Array = weight * (values / np.sqrt(squares))
+        return found
 
 
 def _fusion(weights: EagleWeights) -> NativeModel:
