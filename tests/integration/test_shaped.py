@@ -17,7 +17,7 @@ from slipstream.models.decision import save_decision
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.loading import causal_model
 from slipstream.verifying.request import ScheduledRequest, TargetRequest
-from support.models import tiny, tiny_checkpoint
+from support.models import tiny, tiny_checkpoint, tiny_eagle
 
 SAMPLINGS = [
     SamplingParams(),
@@ -85,14 +85,18 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture
-def folders(tmp_path):
-    """A target, and GliDe weights with a decision model for it."""
+@pytest.fixture(params=["", "eagle3:"], ids=["glide", "eagle3"])
+def folders(tmp_path, request):
+    """A target, and GliDe weights or a head for it, with a decision model."""
     target = tiny_checkpoint.save_checkpoint(tmp_path / "target")
-    draft = tiny_checkpoint.save_draft(target, tmp_path / "draft")
+    if request.param:
+        config = tiny_eagle.config(tiny_checkpoint.tiny_llama(), target_layers=(0, 1, 2))
+        draft = tiny_eagle.save(tmp_path / "draft", tiny_eagle.model(config))
+    else:
+        draft = tiny_checkpoint.save_draft(target, tmp_path / "draft")
     torch.manual_seed(0)
     save_decision(DecisionNetwork(32).model(), draft)
-    return str(target), str(draft)
+    return str(target), request.param + str(draft)
 
 
 async def answers(client, *, mode):

@@ -67,6 +67,7 @@ class EagleScorer(GlideScorer):
     as layers: the one that layer l takes in is number `num_layers` + l.
     """
 
+    config: EagleConfig
     backend: EagleBackend
     state_type = EagleState
 
@@ -83,6 +84,11 @@ class EagleScorer(GlideScorer):
         self.layers = tuple(num_layers + layer for layer in config.target_layers)
         half, own = config.target_hidden_size // 2, (layout.dtype, layout.device)
         self.mirrored = KvLayout(len(self.layers), 1, half, *own)
+
+    def workspace_bytes(self, num_rows: int) -> int:
+        states = len(self.layers) * self.config.target_hidden_size
+        more = 4 * num_rows * (4 * self.config.hidden_size + 2 * states)
+        return super().workspace_bytes(num_rows) + more
 
     def num_unread(self, view: KvView, num_prompt_tokens: int) -> int:
         return view.skipped
@@ -104,7 +110,7 @@ class EagleScorer(GlideScorer):
         if view is not None and state.num_true:
             states = [view.layers[layer] for layer in self.layers]
         pages = None if view is None else view.pages
-        features = self.backend.fused(states, [_slot(pages, at) for at in range(start, stop)])
+        features = self.backend.fused(states, [_slot(pages, place) for place in range(start, stop)])
         tokens, positions = state.tokens[start:stop], state.positions(start, stop)
         return SessionStep(state, tokens, positions, start, 1, features)
 

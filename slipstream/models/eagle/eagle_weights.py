@@ -21,7 +21,7 @@ from slipstream.models.dtypes import BFLOAT16, Array
 from slipstream.models.eagle.eagle_config import EagleConfig, default_layers
 from slipstream.models.format.architecture import Architecture, parse
 from slipstream.models.format.families import account_fields, require_harmless
-from slipstream.models.format.folder import PICKLED, SHARD_INDEX, WEIGHTS, reading, shown
+from slipstream.models.format.folder import PICKLED, reading, shown
 from slipstream.models.format.resolve import resolve_head
 from slipstream.models.format.safetensors_file import Safetensors
 from slipstream.models.glide.target_parts import TargetParts
@@ -29,11 +29,8 @@ from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32
 
 _CONFIG = "config.json"
-_LAYER, _EAGLE, _IDS = (
-    "transformer_layer_config",
-    "eagle_config",
-    "eagle_aux_hidden_state_layer_ids",
-)
+_LAYER, _EAGLE = "transformer_layer_config", "eagle_config"
+_IDS = "eagle_aux_hidden_state_layer_ids"
 _RESIDUAL = "norm_before_residual"
 _FLAGS = {
     _RESIDUAL: "norms_residual",
@@ -45,13 +42,8 @@ _FLAGS = {
 _SPECULATORS = {"speculators_config", "embed_requires_grad", "enable_sp_ulysses"}
 _OWN = {*_FLAGS, _LAYER, _EAGLE, _IDS, *_SPECULATORS, "speculators_model_type"}
 _OWN |= {"draft_vocab_size", "target_hidden_size", "bias"}
-_USUAL = {
-    "use_aux_hidden_state": True,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-    "next_layer_regular": True,
-    "parallel_draft_step": 1,
-}
+_USUAL: dict[str, Any] = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True}
+_USUAL |= {"use_last_layernorm": True, "next_layer_regular": True, "parallel_draft_step": 1}
 """Fields of `eagle_config` that have one value in the heads that are read here."""
 _EMBEDDING, _HEAD, _D2T, _T2D = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 _ATTENTION = "midlayer.self_attn"
@@ -77,7 +69,7 @@ def read_eagle(folder: Path, num_layers: int) -> EagleWeights:
     """Read the head in a directory for a target of so many layers; `WeightsError` where files are
     missing, broken, pickled, or have what is not read here."""
     with reading(folder):
-        if (folder / "pytorch_model.bin").is_file() and not _has_safetensors(folder):
+        if (folder / "pytorch_model.bin").is_file() and not any(folder.glob("*.safetensors")):
             raise WeightsError(f"{folder} has pytorch_model.bin alone: {PICKLED}")
         files = Safetensors(folder)
         names = {_canonical(name): name for name in files.names()}
@@ -154,11 +146,9 @@ def _check_tensors(
     needed = {*wanted, *([] if config.hidden_size == config.target_hidden_size else [_EMBEDDING])}
     if missing := sorted(needed - shapes.keys()):
         raise WeightsError(f"{folder} lacks {missing[0]} ({len(missing)} in all)")
-    if odd := sorted(shapes.keys() - known.keys()):
-        raise WeightsError(
-            f"{folder} has {shown(odd[:1])}, which EAGLE-3 heads here have no use of"
-        )
     for name, shape in shapes.items():
+        if name not in known:
+            raise WeightsError(f"{folder} has {shown([name])}, of no use to EAGLE-3 heads here")
         if shape != known[name]:
             raise WeightsError(
                 f"{folder} has {name} of the shape {list(shape or ())}, but its config says"
@@ -195,10 +185,6 @@ def _wide(values: Array) -> Array:
     return values if values.dtype == BFLOAT16 else as_float32(values)
 
 
-def _has_safetensors(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (WEIGHTS, SHARD_INDEX))
-
-
 def _raw(folder: Path) -> dict[str, Any]:
     raw = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     if not isinstance(raw, dict):
@@ -212,19 +198,16 @@ def _config(folder: Path, names: Mapping[str, str], num_layers: int) -> EagleCon
     raw = _raw(folder)
     layer = _layer(raw)
     flags = {own: raw.get(name, False) for name, own in _FLAGS.items()}
-    hidden = layer.hidden
-    sizes = (raw.get("draft_vocab_size") or layer.vocab_size, raw.get("target_hidden_size"))
-    if any(type(size) is not int or size < 1 for size in (sizes[0], sizes[1] or hidden)):
-        raise WeightsError(f"config.json has sizes of {sizes!r:.60}, which can't be some")
-    if sizes[0] > layer.vocab_size:
-        raise WeightsError(f"draft_vocab_size {sizes[0]} exceeds the {layer.vocab_size} tokens")
+    head_size = raw.get("draft_vocab_size") or layer.vocab_size
+    if type(head_size) is not int or not 0 < head_size <= layer.vocab_size:
+        raise WeightsError(f"draft_vocab_size {head_size!r:.40} is none of {layer.vocab_size}")
     if odd := [name for name in _FLAGS if type(raw.get(name, False)) is not bool]:
         raise WeightsError(f"config.json has {odd[0]} of {raw[odd[0]]!r:.40}")
     return EagleConfig(
         vocab_size=layer.vocab_size,
-        head_size=sizes[0],
-        hidden_size=hidden,
-        target_hidden_size=sizes[1] or hidden,
+        head_size=head_size,
+        hidden_size=layer.hidden,
+        target_hidden_size=int(raw.get("target_hidden_size") or layer.hidden),
         intermediate_size=layer.mlp,
         num_heads=layer.num_heads,
         num_kv_heads=layer.num_kv_heads,
@@ -242,9 +225,10 @@ def _layer(raw: Mapping[str, Any]) -> Architecture:
     """Return the architecture of the head's layer. Raises `WeightsError` for a field that would
     change results and is not read."""
     is_nested = _LAYER in raw
-    given = raw[_LAYER] if is_nested else raw
-    layer = {name: value for name, value in given.items() if name not in _OWN}
     _account_own(raw, is_nested=is_nested)
+    layer = {k: v for k, v in (raw[_LAYER] if is_nested else raw).items() if k not in _OWN}
+    if is_nested:  # it is the target's, and the head is its own
+        layer.pop("tie_word_embeddings", None)
     if all(kind == "full_attention" for kind in layer.get("layer_types") or ()):
         layer.pop("layer_types", None)
     if not layer.get("use_sliding_window", True):
@@ -263,10 +247,8 @@ def _layer(raw: Mapping[str, Any]) -> Architecture:
         "model_type": layer["model_type"] not in ("llama", "qwen2", "qwen3"),
     }
     if named := [name for name, is_odd in odd.items() if is_odd]:
-        raise WeightsError(
-            f"config.json has {named[0]} of {layer.get(named[0])!r:.40}, which EAGLE-3 heads here"
-            " have no reading of"
-        )
+        shown_value = f"{named[0]} of {layer.get(named[0])!r:.40}"
+        raise WeightsError(f"config.json has {shown_value}, which heads have no reading of here")
     return found
 
 

@@ -39,7 +39,7 @@ _SESSIONS = powers(64)
 _FEW = CHAIN_ROWS // _SESSIONS[-1]
 """New tokens of a session that all chains of a pass may have, and chains that may have more."""
 _Begun = tuple[int, int, Tensor | None]
-"""What a `_Pass` has of one chain: its part of `starts`, of `num_seen` and of `features`."""
+"""Start, number of seen positions and features of one chain of a `_Pass`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Pass:
     order: Array
     """Chain of each of B sessions of a shape: padding repeats the first one."""
     features: Sequence[Tensor | None]
-    """What the last tokens have beside them, [1, c], where the target has not sent their states."""
+    """Features [1, c] of the last tokens whose states the target has not sent."""
 
     def places(self, columns: Array) -> tuple[Array, Array]:
         """Return positions and slots of tokens at `columns` [N, n] of their sessions' keys."""

@@ -88,10 +88,10 @@ class NativeGlide:
             _add(batch, cross, step, range(split, len(step.tokens)), own)
         for step, split, own in zip(steps, splits, others, strict=True):
             _add(batch, cross, step, range(split), own)
-        features: list[Any] = [step.features for step in steps]
-        if features[0] is not None:
-            pairs = list(zip(features, splits, strict=True))
-            parts = [*(own[split:] for own, split in pairs), *(own[:split] for own, split in pairs)]
+        if steps[0].features is not None:
+            given: list[Any] = [step.features for step in steps]
+            parts = [own[split:] for own, split in zip(given, splits, strict=True)]
+            parts += [own[:split] for own, split in zip(given, splits, strict=True)]
             cross.features = np.concatenate(parts)
         return batch, cross
 
@@ -162,7 +162,7 @@ class NativeEagle(NativeGlide):
         """Copy the weights. Raises `NotNative`."""
         _require_native(layout)
         config, tensors = weights.config, weights.tensors
-        self._target, self._layout, self._weights = target, layout, weights
+        self._target, self._layout, self._config = target, layout, config
         flags = {"norms_residual": config.norms_residual, "norms_output": config.norms_output}
         shape = _shape(config, layout, layers=1, num_cross=0, has_features=1, **flags)
         own = tensors.get("embed_tokens.weight")
@@ -173,35 +173,34 @@ class NativeEagle(NativeGlide):
         attention = _attention(weights, "midlayer.input_layernorm", "midlayer.self_attn", "qkv")
         mlp = _mlp(weights, "midlayer.post_attention_layernorm", "midlayer.mlp")
         self.model.set_layer(0, [attention, mlp])
+        names = [name for name in tensors if name.startswith(("fc_norm.", "input_norm."))]
+        self._norms = {name: as_float32(tensors[name]) for name in names}
         self._fusion = _fusion(weights)
         self.weight_bytes = self.model.weight_bytes + self._fusion.weight_bytes
         self.engine = f"native {self.model.kernels}"
 
     def reach(self, length: int) -> None:
-        self.model.set_rotary(*rotary_tables(self._weights.config.rotary, length))
+        self.model.set_rotary(*rotary_tables(self._config.rotary, length))
 
     def fused(self, states: Sequence[Any], slots: Sequence[int]) -> Array:
         """See `EagleBackend.fused`."""
-        config, tensors = self._weights.config, self._weights.tensors
         if not states:
-            return np.zeros((1, config.hidden_size), np.float32)
-        kept = [as_float32(_array(state)[:, slots]) for state in states]
+            return np.zeros((1, self._config.hidden_size), np.float32)
+        kept = (as_float32(_array(state)[:, slots]) for state in states)
         parts = [np.concatenate(list(halves), -1) for halves in kept]
-        if config.norms_each_state:
-            norms = (tensors[f"fc_norm.{index}.weight"] for index in range(len(parts)))
-            parts = [self._normed(*pair) for pair in zip(parts, norms, strict=True)]
-        both = np.concatenate(parts, -1)
-        if config.norms_states:
-            both = self._normed(both, tensors["input_norm.weight"])
-        return self._fusion.logits(both)
+        parts = [self._normed(part, f"fc_norm.{number}") for number, part in enumerate(parts)]
+        return self._fusion.logits(self._normed(np.concatenate(parts, -1), "input_norm"))
 
     def joined(self, rows: Sequence[Array]) -> Array:
         """See `EagleBackend.joined`."""
         return np.stack(rows)
 
-    def _normed(self, values: Array, weight: Array) -> Array:
-        squares = np.square(values).mean(-1, keepdims=True) + self._weights.config.rms_norm_eps
-        found: Array = values / np.sqrt(squares) * as_float32(weight)
+    def _normed(self, values: Array, name: str) -> Array:
+        """Return values behind a norm; as they are where there is none of this name."""
+        if (weight := self._norms.get(f"{name}.weight")) is None:
+            return values
+        squares = np.square(values).mean(-1, keepdims=True) + self._config.rms_norm_eps
+        found: Array = weight * (values / np.sqrt(squares))
         return found
 
 
@@ -209,8 +208,8 @@ def _fusion(weights: EagleWeights) -> NativeModel:
     """Return a model of no layers, whose head makes features of states side by side."""
     [matrix] = _linears(weights, "fc")
     width = matrix.num_inputs
-    sizes = {"layers": 0, "hidden": width, "heads": 1, "key_heads": 1, "head_dim": 2, "mlp": 1}
-    model = NativeModel(NativeShape(**sizes), plain(np.zeros((1, width), np.float32)))
+    shape = NativeShape(layers=0, hidden=width, heads=1, key_heads=1, head_dim=2, mlp=1)
+    model = NativeModel(shape, plain(np.zeros((1, width), np.float32)))
     model.set_head(np.ones(width, np.float32), matrix)
     return model
 

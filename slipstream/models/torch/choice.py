@@ -43,20 +43,16 @@ def torch_decoder(
     weight_bytes, ranks = own_bytes(model), ALONE if split is None else split.ranks
     if ranks.size > 1:
         localise(model, ranks, in_order=is_invariant)
-    is_captured = on_device and engine != "torch"
-    if is_captured:
+    if is_captured := on_device and engine != "torch":
         fuse(model)
     settings = TorchSettings("fast", ranks=ranks)
     if is_invariant:
         products = SteadyProducts(model)
         products.rule = ranks.agree_on_rule(products.rule, model.device)
         settings = TorchSettings("invariant", products.rule, ranks)
-    if is_captured:
-        own: TorchDecoder = CudaDecoder(
-            model, layout, settings, context_length=sizes.context_length
-        )
-    else:
-        own = TorchDecoder(model, layout, settings)
+    given = (model, layout, settings)
+    length = sizes.context_length
+    own = CudaDecoder(*given, context_length=length) if is_captured else TorchDecoder(*given)
     own.weight_bytes = weight_bytes
     return own
 

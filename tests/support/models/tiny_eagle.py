@@ -97,7 +97,7 @@ def fields_of(made: EagleConfig) -> dict[str, Any]:
 
 @torch.no_grad()
 def states(target: Any, tokens: list[int]) -> list[Tensor]:
-    """What each layer of the target takes in, [T, d]."""
+    """Return the states [T, d] that each layer of the target takes in."""
     ids = torch.tensor([tokens], device=target.device)
     found = target.model(ids, output_hidden_states=True).hidden_states
     return [state[0] for state in found]

@@ -34,7 +34,7 @@ def tree_of(size, seed):
 
 
 def shaped(family="llama"):
-    return causal_model(tiny.hf_model(family).to("cuda"), engine="cuda")
+    return causal_model(tiny.hf_model(family).to("cuda"), engine="cuda", hidden_layers=(1, 3))
 
 
 def parts_on_scattered_pages(model, trees, pending=2):

@@ -162,11 +162,8 @@ def test_draws_are_those_of_a_cpu():
         assert torch.equal(draw_kernels.draw_tokens(logits, heats, keys), draw(logits, heats, keys))
 
 
-NORMED = list(zip(TOLERANCE, (True, False, True), strict=True))
-
-
-@pytest.mark.parametrize(("dtype", "has_norm"), NORMED)
-def test_keys_of_another_model_are_read_where_they_are(dtype, has_norm):
+@pytest.mark.parametrize(("dtype", "has_norm"), [*zip(TOLERANCE, (True, False, True), strict=True)])
+def test_keys_and_states_of_another_model_are_read_where_they_are(dtype, has_norm):
     buffers = [noise(4, num, 48, seed=num, dtype=dtype) for num in (384, 256)]
     others = torch.tensor([(own.data_ptr(), own.shape[1]) for own in buffers] + [(0, 0)])
     tables = torch.tensor([[2, 0, 1], [1, 0, 0], [0, 0, 0]])
@@ -181,20 +178,13 @@ def test_keys_of_another_model_are_read_where_they_are(dtype, has_norm):
     close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
     torch.testing.assert_close(found, attend_others(*asked), **close)
     assert not found[6:].any()  # a session without keys
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_states_of_another_model_are_read_where_they_are(dtype):
-    buffers = [noise(2, num, 24, seed=num, dtype=dtype) for num in (384, 256, 300, 128)]
-    first, other, *more = [(own.data_ptr(), own.shape[1]) for own in buffers]
-    others = torch.tensor([[first, other, (0, 0)], [*more, (0, 0)]], device=DEVICE)
     slots = torch.tensor([7, -1, 290, 127, 5, 0, 3, -1, 0], device=DEVICE)
-    given = (buffers[0], others, slots, 48)
-    found = kernels.read_halves(*given)
-    assert torch.equal(found, read_states(*given))
-    assert torch.equal(found[2], torch.cat([buffers[0][:, 290], buffers[2][:, 290]]).flatten())
-    assert torch.equal(found[3], torch.cat([buffers[1][:, 127], buffers[3][:, 127]]).flatten())
-    assert not found[[1, 6, 7, 8]].any()  # without a slot, and without a buffer
+    asked = (query, given[0].expand(2, 3, 2), slots, 96)  # two layers of hidden states
+    found = kernels.read_halves(*asked)
+    assert torch.equal(found, read_states(*asked))
+    expected = torch.stack([buffers[0][:2, 290], buffers[1][:2, 127]]).flatten(1)
+    assert torch.equal(found[2:4], expected.repeat(1, 2))
+    assert not found[[1, 6, 7, 8]].any()
 
 
 @pytest.mark.parametrize("width", [0, 6])
@@ -206,10 +196,8 @@ def test_slots_of_chains_are_read_as_a_cpu_reads_them(width, size, num):
     rules = torch.rand(6, ChainNumber.POINTS + 4, dtype=torch.float64)
     rules[:, ChainNumber.HEAT] = torch.tensor([0, 0.7, 1, 1.9, 1, 0])
     rules[:, ChainNumber.POLICY], rules[:, ChainNumber.NUM_POINTS] = torch.arange(6) % 4, 4
-    rules[:, ChainNumber.MAX_DEPTH], rules[:, ChainNumber.LIMIT] = (
-        3,
-        torch.tensor([2, 9, 9, 9, 9, 1]),
-    )
+    rules[:, ChainNumber.MAX_DEPTH] = 3
+    rules[:, ChainNumber.LIMIT] = torch.tensor([2, 9, 9, 9, 9, 1])
     state[StateNumber.LENGTH], state[StateNumber.REASON] = torch.tensor([0, 1, 2, 0, 1, 1]), 0
     vocab = torch.arange(size) * 2 + 5
     head = [vocab, noise(width + 2, 4, seed=3), noise(2, width, seed=4)] if width else [vocab]
@@ -268,19 +256,15 @@ from slipstream.models.cuda import attention_kernels, chain_kernels, draw_kernel
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64", "codes": "*fp8e4nv"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
-NUMBERS |= dict.fromkeys(("num_rules", "num", "width"), "i32") | {"columns": "*i32"}
+NUMBERS |= dict.fromkeys(("num_rules", "num", "width", "half", "num_sessions"), "i32")
 NUMBERS |= dict.fromkeys(("vocab", "steps"), "*i64") | dict.fromkeys(("first", "stats"), "*fp32")
 NUMBERS |= dict.fromkeys(("rules", "state", "into", "numbers", "limits"), "*fp64")
-NUMBERS |= dict.fromkeys(("ranges", "edits", "places"), "*i32")
-NUMBERS |= {"num_bytes": "i32", "masks": "*u8", "others": "*i64", "half": "i32"}
-NUMBERS["num_sessions"] = "i32"
+NUMBERS |= dict.fromkeys(("ranges", "edits", "places", "columns"), "*i32")
+NUMBERS |= {"num_bytes": "i32", "masks": "*u8", "others": "*i64"}
 NAMES = {
     attention_kernels: ("attend_spans", "add_spans"),
     kernels: ("add_norm", "place", "read_states", "gate", "round"),
-    draw_kernels: (
-        *("find_tops", "find_bests", "find_tokens", "mask_out"),
-        *("edit", "find_scores", "leave_out"),
-    ),
+    draw_kernels: "find_tops find_bests find_tokens mask_out edit find_scores leave_out".split(),
     chain_kernels: ("read_parts", "read_row"),
 }
 INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths", "nums")

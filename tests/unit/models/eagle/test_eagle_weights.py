@@ -102,7 +102,7 @@ REFUSED = {
     "use_aux_hidden_state": {"eagle_config": {"use_aux_hidden_state": False}},
     "tie_word_embeddings": {"tie_word_embeddings": True},
     "of the kind dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-    "draft_vocab_size 99": {"draft_vocab_size": 99},
+    "draft_vocab_size 99 is none of 61": {"draft_vocab_size": 99},
     "norm_output of 1": {"norm_output": 1},
     "lacks norm.weight": {"norm.weight": None},
     "has extra.weight": {"extra.weight": ONES},
