@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.glide.glide_config import GlideConfig
 
 
@@ -51,28 +52,34 @@ class RmsNorm(nn.Module):
 class GlideSelfAttention(nn.Module):
     """Plain causal self-attention with grouped keys and values."""
 
-    def __init__(self, config: GlideConfig) -> None:
+    def __init__(self, config: GlideConfig | EagleConfig, inputs: int) -> None:
         super().__init__()
         width, bias = config.head_dim, config.attention_bias
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.q_proj = nn.Linear(config.hidden_size, config.num_heads * width, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, config.num_kv_heads * width, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, config.num_kv_heads * width, bias=bias)
+        self.q_proj = nn.Linear(inputs, config.num_heads * width, bias=bias)
+        self.k_proj = nn.Linear(inputs, config.num_kv_heads * width, bias=bias)
+        self.v_proj = nn.Linear(inputs, config.num_kv_heads * width, bias=bias)
         self.o_proj = nn.Linear(config.num_heads * width, config.hidden_size, bias=False)
         self.q_norm = RmsNorm(width, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RmsNorm(width, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, rope: Rope) -> Tensor:
-        """x [B, T, d], normed -> [B, T, d]."""
+        """x [B, T, inputs], normed -> [B, T, d]."""
+        query, key, value = self.projected(x, rope)
+        return self.joined(F.scaled_dot_product_attention(query, key, value, is_causal=True))
+
+    def projected(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, inputs] -> queries, keys and values [B, heads, T, head_dim], rotated."""
         query = _heads(self.q_proj(x), self.num_heads)
         key = _heads(self.k_proj(x), self.num_kv_heads)
         value = _heads(self.v_proj(x), self.num_kv_heads)
         query = rotate(query if self.q_norm is None else self.q_norm(query), *rope)
         key = rotate(key if self.k_norm is None else self.k_norm(key), *rope)
         repeats = self.num_heads // self.num_kv_heads
-        out = F.scaled_dot_product_attention(
-            query, _repeat(key, repeats), _repeat(value, repeats), is_causal=True
-        )
+        return query, _repeat(key, repeats), _repeat(value, repeats)
+
+    def joined(self, out: Tensor) -> Tensor:
+        """Attention's output [B, heads, T, head_dim] -> [B, T, d]."""
         result: Tensor = self.o_proj(_merge(out))
         return result
 
@@ -103,7 +110,7 @@ class GlideCrossAttention(nn.Module):
 class GlideMlp(nn.Module):
     """Gated MLP with SiLU."""
 
-    def __init__(self, config: GlideConfig) -> None:
+    def __init__(self, config: GlideConfig | EagleConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -121,7 +128,7 @@ class GlideLayer(nn.Module):
     def __init__(self, config: GlideConfig) -> None:
         super().__init__()
         self.self_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = GlideSelfAttention(config)
+        self.self_attn = GlideSelfAttention(config, config.hidden_size)
         # Any: a ModuleList forgets what its elements are.
         self.cross: Any = nn.ModuleList(GlideCrossAttention(config) for _ in config.target_layers)
         self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
