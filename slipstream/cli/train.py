@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from slipstream.train.four_bits import quantise as four_bits
 from slipstream.train.group import train_group
 from slipstream.train.heldout import Heldout
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
-from slipstream.train.run import GlideRun, train_glide
+from slipstream.train.run import EagleRun, GlideRun, train_eagle, train_glide
 from slipstream.train.trainer import Check, TrainHooks, TrainReport
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
@@ -90,9 +91,22 @@ def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> 
 
     Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
     """
+    _train(partial(train_glide, replace(run, command=_command())), device, threads)
+
+
+@app.command()
+@with_flags
+def eagle3(run: EagleRun, *, device: Device = "cpu", threads: Threads = None) -> None:
+    """Train an EAGLE-3 head for a target model, in the layout that other engines read too.
+
+    Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
+    """
+    _train(partial(train_eagle, replace(run, command=_command())), device, threads)
+
+
+def _train(train: Callable[..., None], device: str, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
-    run = replace(run, command=_command())
     with train_group(device) as group:
         console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
         with progress_of(console, is_shown=group.is_lead) as bar:
@@ -105,7 +119,7 @@ def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> 
             def check(result: Check) -> None:
                 console.print(_check_line(result))
 
-            train_glide(run, TrainHooks(time.monotonic, report, check), group=group)
+            train(TrainHooks(time.monotonic, report, check), group=group)
 
 
 def _report_line(result: TrainReport) -> str:

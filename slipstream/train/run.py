@@ -1,11 +1,11 @@
-"""A GliDe training run from files to weights: read, train, export.
+"""A training run of a draft from files to weights: read, train, export.
 
 Progress goes out through `TrainHooks`.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
+from slipstream.models.eagle.eagle import EagleModel
+from slipstream.models.eagle.eagle_init import (
+    head_config,
+    head_from_target,
+    load_eagle,
+    published_config,
+    usual_layers,
+)
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
-from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.glide.glide_files import load_weights, save_glide
+from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
@@ -31,47 +38,62 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.config import TrainSettings
+from slipstream.train.config import MAX_UNROLLED, EagleLoss, GlideLoss, TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
+from slipstream.train.eagle import EagleMethod
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
-from slipstream.train.glide import Frozen
+from slipstream.train.glide import Frozen, GlideMethod
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.provenance import PROVENANCE_NAME, read_provenance, write_provenance
-from slipstream.train.trainer import Check, Inputs, Trainer, TrainHooks
+from slipstream.train.trainer import Check, Inputs, Method, RunState, Trainer, TrainHooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
-    """The draft to train."""
+    """The draft to train, of any kind."""
 
     PANEL: ClassVar[str] = "Draft"
 
     target: str = required("Target model: an alias, a path or a hub id.")
-    layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
-    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.", least=1)
     head_size: int = option(8192, "Tokens in the trimmed head.", least=1)
     init_from: Path | None = option(
         None, "Weights to start from.", show_default="the target's layers"
     )
+    layers: str
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        self.layers_of(1)
+        if self.layers:
+            parse_numbers("layers", self.layers)
 
-    def layers_of(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers that are read of a target with so many."""
-        if not self.layers:
-            return (num_layers - 1,)
-        return parse_numbers("layers", self.layers)
+    def layers_of(self, defaults: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers that are read of a target; `defaults` where none are named."""
+        return parse_numbers("layers", self.layers) if self.layers else tuple(defaults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GlideRun:
-    """Draft, data and settings of a run, and where its weights go."""
+class GlideSettings(DraftSettings):
+    """The GliDe draft to train."""
+
+    layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
+    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.", least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleSettings(DraftSettings):
+    """The EAGLE-3 head to train."""
+
+    layers: str = option(
+        "", "Target layers whose inputs are read, as 2,15,27.", show_default="2, half, last but two"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRun:
+    """Data and settings of a run, and where its weights go."""
 
     PANEL: ClassVar[str] = "Files"
 
-    draft: DraftSettings
     settings: TrainSettings
     data: tuple[Path, ...] = required(
         "JSON lines to train on, or a directory of shards; repeatable."
@@ -87,31 +109,80 @@ class GlideRun:
         return self.out.with_name(self.out.name + ".checkpoint")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlideRun(DraftRun):
+    """A run that trains a GliDe draft."""
+
+    draft: GlideSettings
+    loss: GlideLoss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleRun(DraftRun):
+    """A run that trains an EAGLE-3 head."""
+
+    draft: EagleSettings
+    loss: EagleLoss
+
+
+Prepared = tuple[Method, FeatureSet]
+"""A draft that starts, and the features that it learns from."""
+
+
 def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS) -> None:
-    """Train to the end of the run; `run.out` holds the weights of the best check.
+    """Train a GliDe draft to the end of the run; `run.out` holds the weights of the best check.
 
     Every member of a group calls this with the same `run`; the lead writes and reports.
     """
+
+    def prepare(target: LoadedModel, files: Sequence[DataFile]) -> Prepared:
+        draft, last = run.draft, model_parts(target.model).num_layers - 1
+        layers = draft.layers_of((last,))
+        shape = GlideShape(layers, draft.head_size, run.loss.block_max, draft.num_layers)
+        model, vocab = first_draft(target, shape, files, draft.init_from)
+        frozen = _frozen(run, target, vocab, files, group)
+        method = GlideMethod(model.to(group.device), frozen, run.loss)
+        return method, FeatureSet(files, target.model, layers)
+
+    _train(run, prepare, hooks, group)
+
+
+def train_eagle(run: EagleRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS) -> None:
+    """Train an EAGLE-3 head as `train_glide` trains a draft."""
+
+    def prepare(target: LoadedModel, files: Sequence[DataFile]) -> Prepared:
+        layers = run.draft.layers_of(usual_layers(model_parts(target.model).num_layers))
+        head, vocab = _first_head(target, layers, files, run.draft)
+        frozen = _frozen(run, target, vocab, files, group)
+        published = published_config(target.model, head.config)
+        method = EagleMethod(head.to(group.device), frozen, run.loss, published)
+        return method, FeatureSet(files, target.model, (), inputs=layers)
+
+    _train(run, prepare, hooks, group)
+
+
+def _train(
+    run: GlideRun | EagleRun,
+    prepare: Callable[[LoadedModel, Sequence[DataFile]], Prepared],
+    hooks: TrainHooks,
+    group: TrainGroup,
+) -> None:
     revision = code_revision()
     # cuDNN plans its attention anew for each shape of a batch, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     target = load_target_parts(run.draft.target, device=str(group.device))
-    files, draft = read_files(run.data, target), run.draft
-    layers = draft.layers_of(model_parts(target.model).num_layers)
-    shape = GlideShape(layers, draft.head_size, run.settings.loss.block_max, draft.num_layers)
-    model, vocab = first_draft(target, shape, files, draft.init_from)
-    features = FeatureSet(files, target.model, layers)
-    inputs = _inputs(run, target, features, vocab, group)
-    model.to(group.device)
-    trainer = Trainer(model, inputs, run.settings, group=group)
+    files = read_files(run.data, target)
+    method, features = prepare(target, files)
+    train, heldout = split_heldout(features.documents, run.settings.heldout)
+    trainer = Trainer(method, Inputs(features, train, heldout), run.settings, group=group)
     fingerprint = _fingerprint(run, files)
     if run.resume:
         trainer.resume(run.checkpoint, fingerprint)
 
     def check(result: Check) -> None:
         if result.is_best:
-            save_glide(trainer.model, vocab, run.out)
-            facts = _facts(run, trainer)
+            method.save(run.out)
+            facts = _facts(run, trainer.state, target.model_id)
             place = run.out / PROVENANCE_NAME
             write_provenance(place, files, command=run.command, revision=revision, facts=facts)
         trainer.save(run.checkpoint, fingerprint)
@@ -120,14 +191,12 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     trainer.run(TrainHooks(hooks.clock, hooks.report, check))
 
 
-def _fingerprint(run: GlideRun, files: Sequence[DataFile]) -> str:
+def _fingerprint(run: GlideRun | EagleRun, files: Sequence[DataFile]) -> str:
     """Return the hash of what must be equal for a checkpoint to be resumed."""
-    facts: dict[str, Any] = {
-        "data": [file.sha256 for file in files],
-        "settings": asdict(run.settings),
-    }
-    facts |= {"layers": run.draft.layers, "num_layers": run.draft.num_layers}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    facts: dict[str, Any] = {"data": [file.sha256 for file in files]}
+    facts |= {name: asdict(getattr(run, name)) for name in ("settings", "loss", "draft")}
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
@@ -137,12 +206,11 @@ def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
     return [read_data(path, limits, encode=encode) for path in paths]
 
 
-def _facts(run: GlideRun, trainer: Trainer) -> dict[str, Any]:
+def _facts(run: GlideRun | EagleRun, state: RunState, target: str) -> dict[str, Any]:
     """Return the provenance of the weights as they are now."""
-    state = trainer.state
     return {
-        "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
-        "settings": asdict(run.settings),
+        "licence": f"derived from {target} ({run.licence})",
+        "settings": {**asdict(run.settings), "loss": asdict(run.loss)},
         "started_from": run.draft.init_from and read_provenance(run.draft.init_from),
         "num_steps": state.step,
         "num_trained_tokens": state.num_tokens,
@@ -151,14 +219,16 @@ def _facts(run: GlideRun, trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _inputs(
-    run: GlideRun, target: LoadedModel, features: FeatureSet, vocab: Tensor, group: TrainGroup
-) -> Inputs:
-    longest = max(len(document.ids) for document in features.documents)
-    train, heldout = split_heldout(features.documents, run.settings.heldout)
+def _frozen(
+    run: GlideRun | EagleRun,
+    target: LoadedModel,
+    vocab: Tensor,
+    files: Sequence[DataFile],
+    group: TrainGroup,
+) -> Frozen:
+    longest = max(len(document.ids) for file in files for document in file.documents)
     dtype = getattr(torch, run.settings.precision.value)
-    frozen = borrowed(target, vocab, longest).to(group.device, dtype)
-    return Inputs(features, train, heldout, frozen)
+    return borrowed(target, vocab, longest + MAX_UNROLLED).to(group.device, dtype)
 
 
 def forced_ids(target: LoadedModel) -> list[int]:
@@ -181,21 +251,33 @@ def first_draft(
     name, digest = target.model_id, target.tokenizer_hash
     config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
     if init_from is None:
-        vocab = _counted_vocab(target, config, files)
+        vocab = _counted_vocab(target, config.head_size, files)
         return init_from_target(target.model, replace(config, head_size=len(vocab))).train(), vocab
     model, vocab = load_weights(init_from)
     if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
         raise ModelMismatch(f"the weights in {init_from} are of another target or shape")
     if len(vocab) != config.head_size:
-        vocab = _counted_vocab(target, config, files)
+        vocab = _counted_vocab(target, config.head_size, files)
     model.config = replace(config, head_size=len(vocab))
     return model.float().requires_grad_(True).train(), vocab
 
 
-def _counted_vocab(target: LoadedModel, config: GlideConfig, files: Sequence[DataFile]) -> Tensor:
+def _first_head(
+    target: LoadedModel, layers: tuple[int, ...], files: Sequence[DataFile], draft: EagleSettings
+) -> tuple[EagleModel, Tensor]:
+    """Return a float32 head, from the target's own layers or earlier weights, and its vocabulary.
+    ModelMismatch for weights of another target or shape."""
+    config = head_config(target.model, layers, draft.head_size)
+    if draft.init_from is not None:
+        return load_eagle(draft.init_from, config)
+    vocab = _counted_vocab(target, config.head_size, files)
+    return head_from_target(target.model, replace(config, head_size=len(vocab)), vocab), vocab
+
+
+def _counted_vocab(target: LoadedModel, size: int, files: Sequence[DataFile]) -> Tensor:
     documents = [document for data in files for document in data.documents]
-    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
-    return trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
+    counts = torch.from_numpy(token_counts(documents, model_parts(target.model).vocab_size))
+    return trimmed_vocab(counts, size, forced=forced_ids(target))
 
 
 def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_weights import HEAD
 from slipstream.train.features import TrainBatch
-from slipstream.train.glide import Frozen, lag_mask, states
-from slipstream.train.heldout import generated_positions
+from slipstream.train.glide import Frozen, generated_positions, lag_mask, states
 
 _LAGS = (0, 1, 3)
 """Numbers of newest target keys that are hidden, each in a pass of its own."""

@@ -10,20 +10,20 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
-from slipstream.train.run import DraftSettings, GlideRun, train_glide
+from slipstream.train.config import GlideLoss, TrainSchedule, TrainSettings
+from slipstream.train.run import GlideRun, GlideSettings, train_glide
 from slipstream.train.trainer import Check, TrainHooks
 from support.models import tiny_glide as tiny
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
 SETTINGS = TrainSettings(
     TrainSchedule(steps=6),
-    LossSettings(block_min=2, block_max=4),
     batch_tokens=40,
     heldout=2,
     report_seconds=2.0,
     export_minutes=1e6,
 )
+LOSS = GlideLoss(block_min=2, block_max=4)
 CHECKED = replace(SETTINGS, export_minutes=0.05)
 """Train with a held-out check every few steps, not only at the end."""
 
@@ -50,12 +50,13 @@ def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
     own = ("layers", "num_layers", "head_size", "init_from")
     draft = {name: changes.pop(name) for name in own if name in changes}
     values = {
-        "draft": DraftSettings(
+        "draft": GlideSettings(
             target=str(place / "target"), **{"layers": "1,3", "head_size": 30, **draft}
         ),
         "data": (place / "data.jsonl",),
         "out": out / "weights",
         "settings": SETTINGS,
+        "loss": LOSS,
         "licence": "none",
         "command": ("slipstream", "train", "glide"),
     }

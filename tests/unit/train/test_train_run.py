@@ -23,7 +23,15 @@ from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.run import train_glide
 from slipstream.train.trainer import TrainHooks
 from support.commands import IMPORT_PATH, ran
-from support.models.tiny_training import CHECKED, SETTINGS, glide_run, hooks, train, training_place
+from support.models.tiny_training import (
+    CHECKED,
+    LOSS,
+    SETTINGS,
+    glide_run,
+    hooks,
+    train,
+    training_place,
+)
 
 TESTS = Path(__file__).parents[2]
 
@@ -53,7 +61,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     scores = scorer.score([Sync(scorer.open(8), [1, 2, 3], None)])
     assert np.isfinite(scores.logits).all()
     assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
-    assert scorer.max_lag == SETTINGS.loss.block_max
+    assert scorer.max_lag == LOSS.block_max
     record = provenance(tmp_path)
     assert record["command"] == "slipstream train glide"
     assert record["licence"] == "derived from target (none)"
@@ -96,7 +104,6 @@ def test_training_lowers_the_loss(place, tmp_path):
     losses = []
     settings = TrainSettings(
         TrainSchedule(steps=40, lr=4e-3),
-        SETTINGS.loss,
         batch_tokens=200,
         heldout=2,
         report_seconds=2.0,
