@@ -50,10 +50,12 @@ def skippable(count: int, window: int) -> range:
 
 @dataclass(slots=True)
 class Scores:
-    """Raw scores of R slots: `logits` [R, V_d], `hidden` [R, d] after the final norm; float32."""
+    """Raw scores of R slots: `logits` [R, V_d], `hidden` [R, d] after the final norm; float32.
+    `features` [R, d] are what the next step of an EAGLE-3 head reads, where they were computed."""
 
     logits: Floats
     hidden: Floats
+    features: Any | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,12 @@ WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _NO_CONFIG = "no config.json"
+PICKLED = (
+    'pickled weights are never loaded; convert them with `python -c "import torch,'
+    " safetensors.torch as s; s.save_file(torch.load('pytorch_model.bin', 'cpu',"
+    " weights_only=True), 'model.safetensors')\"`"
+)
+"""Advice about pickled weights."""
 _PARTIAL = ".partial-"
 PROBE_TIMEOUT_S = 5.0
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}(@\w[\w./-]{0,95})?", re.ASCII)

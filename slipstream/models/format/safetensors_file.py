@@ -3,7 +3,7 @@
 import json
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,12 @@ from slipstream.models.format.folder import SHARD_INDEX, WEIGHTS, reading
 
 _PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-_TYPES = {**_PLAIN, "F8_E4M3": FP8}
+_TYPES: Mapping[str, np.dtype[Any]] = {**_PLAIN, "F8_E4M3": FP8}
+_WHOLE: Mapping[str, np.dtype[Any]] = {
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
 
 
 class _Place(NamedTuple):
@@ -59,14 +64,21 @@ class Safetensors:
     def tensor(self, name: str) -> Array:
         """Return a tensor in place. Raises `WeightsError` for a type that is neither plain nor
         FP8."""
+        return self._read(name, _TYPES)
+
+    def numbers(self, name: str) -> Array:
+        """Return a tensor of whole numbers or flags in place. Raises `WeightsError` for another."""
+        return self._read(name, _WHOLE)
+
+    def _read(self, name: str, types: Mapping[str, np.dtype[Any]]) -> Array:
         place = self._places[name]
-        if place.type not in _TYPES:
+        if place.type not in types:
             raise WeightsError(f"{name} in {place.path} has the type {place.type}")
         with reading(f"{name} in {place.path}"):
             if place.path not in self._maps:
                 self._maps[place.path] = _mapped(place.path)
             values = np.frombuffer(
-                self._maps[place.path], _TYPES[place.type], math.prod(place.shape), place.start
+                self._maps[place.path], types[place.type], math.prod(place.shape), place.start
             )
             return values.reshape(place.shape)
 

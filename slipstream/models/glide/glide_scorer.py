@@ -101,7 +101,8 @@ class SessionStep:
     """A session's part of a pass: new tokens at their positions.
 
     Their keys come to places `start`, `start` + 1, ...: the prefix has the first ones, the tree's
-    nodes have those behind it. The last `num_kept` go on behind the last layer's keys.
+    nodes have those behind it. The last `num_kept` go on behind the last layer's keys. `features`
+    [n, d] are what an EAGLE-3 head reads beside each of them, where its backend computes.
     """
 
     state: GlideState
@@ -109,6 +110,7 @@ class SessionStep:
     positions: Sequence[int]
     start: int
     num_kept: int
+    features: Any | None = None
 
     @property
     def first_node(self) -> int:
