@@ -33,8 +33,9 @@ def unrolled(model: nn.Module, frozen: Frozen, batch: TrainBatch, steps: int) ->
     It reads true features up to there, as does a draft whose target is i + 1 tokens behind; there
     is none at the first i + 1 positions, where the states are zeros.
     """
-    length = batch.ids.shape[1]
-    hidden, _ = model(F.embedding(batch.ids, frozen.embeddings), batch.states, frozen.rope, steps)
+    assert batch.states is not None, "the features are of a draft that reads states"
+    length, x = batch.ids.shape[1], F.embedding(batch.ids, frozen.embeddings)
+    hidden, _ = model(x, batch.states.to(x.dtype), frozen.rope, steps)
     moved = [F.pad(rows, (0, 0, 1 + step, 0))[:, :length] for step, rows in enumerate(hidden)]
     return torch.stack(moved)
 

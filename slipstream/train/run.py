@@ -269,7 +269,7 @@ def _first_head(
     ModelMismatch for weights of another target or shape."""
     config = head_config(target.model, layers, draft.head_size)
     if draft.init_from is not None:
-        return load_eagle(draft.init_from, config)
+        return load_eagle(draft.init_from, config, model_parts(target.model).num_layers)
     vocab = _counted_vocab(target, config.head_size, files)
     return head_from_target(target.model, replace(config, head_size=len(vocab)), vocab), vocab
 

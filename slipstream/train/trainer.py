@@ -230,12 +230,12 @@ class Trainer:
 
     def _step(self, picked: Sequence[int], lr: float, meter: "_Meter") -> None:
         settings, state, group = self._settings, self.state, self._group
-        batch, noise = self._share(picked)
         optimizer = self._optimizer
         for parameters in optimizer.param_groups:
             parameters["lr"] = lr
         optimizer.zero_grad(set_to_none=True)
         with group.autocast(settings.precision):
+            batch, noise = self._share(picked)
             part = self._method.loss(self._trained, batch, noise)
         weight = group.total(part.weight).clamp_min(1.0)
         # The wrapped model takes the mean over the members; wanted is the sum.

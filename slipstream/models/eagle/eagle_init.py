@@ -12,16 +12,17 @@ from slipstream.core.errors import ModelMismatch
 from slipstream.files import write_json
 from slipstream.models.eagle.eagle import EagleModel
 from slipstream.models.eagle.eagle_config import EagleConfig
+from slipstream.models.eagle.eagle_weights import read_eagle
 from slipstream.models.format.rope import Rotary
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
-from slipstream.models.glide.glide_files import read_tensors, write_tensors
+from slipstream.models.glide.glide_files import write_tensors
 from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
     copy_linear,
     llama_layers,
 )
-from slipstream.models.torch.arrays import as_array
+from slipstream.models.torch.arrays import as_array, as_tensor
 
 _OFFSETS, _IS_IN = "d2t", "t2d"
 
@@ -89,19 +90,18 @@ def save_eagle(head: EagleModel, vocab: Tensor, published: dict[str, Any], direc
     write_json(directory / CONFIG_NAME, published)
 
 
-def load_eagle(directory: Path, config: EagleConfig) -> tuple[EagleModel, Tensor]:
+def load_eagle(directory: Path, config: EagleConfig, num_layers: int) -> tuple[EagleModel, Tensor]:
     """Return the float32 head in a directory, and its vocab [V_d], of its own size; ModelMismatch
-    where its other shapes are not those of the config."""
-    tensors = read_tensors(directory / WEIGHTS_NAME)
-    tensors.pop(_IS_IN, None)
+    where its other shapes, for a target of so many layers, are not those of the config."""
+    weights = read_eagle(directory, num_layers)
+    head = EagleModel(replace(config, head_size=len(weights.vocab)))
     try:
-        vocab = torch.arange(len(tensors["lm_head.weight"]))
-        vocab += tensors.pop(_OFFSETS, torch.zeros_like(vocab))
-        head = EagleModel(replace(config, head_size=len(vocab)))
-        head.load_state_dict(tensors)
-    except (KeyError, RuntimeError):
+        head.load_state_dict({name: as_tensor(own) for name, own in weights.tensors.items()})
+    except RuntimeError:
         raise ModelMismatch(f"the weights in {directory} are of another target or shape") from None
-    return head, vocab
+    if weights.config.target_layers != config.target_layers:
+        raise ModelMismatch(f"the head in {directory} reads layers {weights.config.target_layers}")
+    return head, as_tensor(weights.vocab)
 
 
 def published_config(model: Any, config: EagleConfig) -> dict[str, Any]:

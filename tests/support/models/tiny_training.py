@@ -10,8 +10,15 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from slipstream.train.config import GlideLoss, TrainSchedule, TrainSettings
-from slipstream.train.run import GlideRun, GlideSettings, train_glide
+from slipstream.train.config import EagleLoss, GlideLoss, TrainSchedule, TrainSettings
+from slipstream.train.run import (
+    EagleRun,
+    EagleSettings,
+    GlideRun,
+    GlideSettings,
+    train_eagle,
+    train_glide,
+)
 from slipstream.train.trainer import Check, TrainHooks
 from support.models import tiny_glide as tiny
 
@@ -47,20 +54,27 @@ def training_place(base: Path, **changes: Any) -> Path:
 
 
 def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
+    values = _values(GlideSettings, place, out, {"layers": "1,3", **changes})
+    return GlideRun(**{"loss": LOSS, "command": ("slipstream", "train", "glide"), **values})
+
+
+def eagle_run(place: Path, out: Path, **changes: Any) -> EagleRun:
+    values = _values(EagleSettings, place, out, {"layers": "1,2,3", **changes})
+    command = ("slipstream", "train", "eagle3")
+    return EagleRun(**{"loss": EagleLoss(unrolled=3), "command": command, **values})
+
+
+def _values(kind: Any, place: Path, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
     own = ("layers", "num_layers", "head_size", "init_from")
     draft = {name: changes.pop(name) for name in own if name in changes}
     values = {
-        "draft": GlideSettings(
-            target=str(place / "target"), **{"layers": "1,3", "head_size": 30, **draft}
-        ),
+        "draft": kind(target=str(place / "target"), **{"head_size": 30, **draft}),
         "data": (place / "data.jsonl",),
         "out": out / "weights",
         "settings": SETTINGS,
-        "loss": LOSS,
         "licence": "none",
-        "command": ("slipstream", "train", "glide"),
     }
-    return GlideRun(**{**values, **changes})
+    return {**values, **changes}
 
 
 def hooks(check: Any = lambda result: None) -> TrainHooks:
@@ -69,12 +83,13 @@ def hooks(check: Any = lambda result: None) -> TrainHooks:
     return TrainHooks(lambda: float(next(ticks)), lambda report: None, check)
 
 
-def train(run: GlideRun, check: Any = lambda result: None) -> list[Check]:
+def train(run: GlideRun | EagleRun, check: Any = lambda result: None) -> list[Check]:
     checks: list[Check] = []
 
     def told(result: Check) -> None:
         checks.append(result)
         check(result)
 
-    train_glide(run, hooks(told))
+    start: Any = train_glide if isinstance(run, GlideRun) else train_eagle
+    start(run, hooks(told))
     return checks
