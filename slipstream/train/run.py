@@ -38,7 +38,7 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.config import MAX_UNROLLED, EagleLoss, GlideLoss, TrainSettings
+from slipstream.train.config import MAX_UNROLLED, EagleLoss, GlideLoss, LossSettings, TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
 from slipstream.train.eagle import EagleMethod
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
@@ -55,11 +55,11 @@ class DraftSettings:
     PANEL: ClassVar[str] = "Draft"
 
     target: str = required("Target model: an alias, a path or a hub id.")
+    layers: str
     head_size: int = option(8192, "Tokens in the trimmed head.", least=1)
     init_from: Path | None = option(
         None, "Weights to start from.", show_default="the target's layers"
     )
-    layers: str
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -94,7 +94,9 @@ class DraftRun:
 
     PANEL: ClassVar[str] = "Files"
 
+    draft: DraftSettings
     settings: TrainSettings
+    loss: LossSettings
     data: tuple[Path, ...] = required(
         "JSON lines to train on, or a directory of shards; repeatable."
     )
@@ -162,7 +164,7 @@ def train_eagle(run: EagleRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
 
 
 def _train(
-    run: GlideRun | EagleRun,
+    run: DraftRun,
     prepare: Callable[[LoadedModel, Sequence[DataFile]], Prepared],
     hooks: TrainHooks,
     group: TrainGroup,
@@ -191,7 +193,7 @@ def _train(
     trainer.run(TrainHooks(hooks.clock, hooks.report, check))
 
 
-def _fingerprint(run: GlideRun | EagleRun, files: Sequence[DataFile]) -> str:
+def _fingerprint(run: DraftRun, files: Sequence[DataFile]) -> str:
     """Return the hash of what must be equal for a checkpoint to be resumed."""
     facts: dict[str, Any] = {"data": [file.sha256 for file in files]}
     facts |= {name: asdict(getattr(run, name)) for name in ("settings", "loss", "draft")}
@@ -206,7 +208,7 @@ def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
     return [read_data(path, limits, encode=encode) for path in paths]
 
 
-def _facts(run: GlideRun | EagleRun, state: RunState, target: str) -> dict[str, Any]:
+def _facts(run: DraftRun, state: RunState, target: str) -> dict[str, Any]:
     """Return the provenance of the weights as they are now."""
     return {
         "licence": f"derived from {target} ({run.licence})",
@@ -220,7 +222,7 @@ def _facts(run: GlideRun | EagleRun, state: RunState, target: str) -> dict[str, 
 
 
 def _frozen(
-    run: GlideRun | EagleRun,
+    run: DraftRun,
     target: LoadedModel,
     vocab: Tensor,
     files: Sequence[DataFile],
