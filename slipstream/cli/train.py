@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from slipstream.train.four_bits import quantise as four_bits
 from slipstream.train.group import train_group
 from slipstream.train.heldout import Heldout
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
-from slipstream.train.run import EagleRun, GlideRun, train_eagle, train_glide
+from slipstream.train.run import EagleRun, GlideRun, train_draft
 from slipstream.train.trainer import Check, TrainHooks, TrainReport
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
@@ -91,7 +90,7 @@ def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> 
 
     Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
     """
-    _train(partial(train_glide, replace(run, command=_command())), device, threads)
+    _train(run, device, threads)
 
 
 @app.command()
@@ -101,12 +100,13 @@ def eagle3(run: EagleRun, *, device: Device = "cpu", threads: Threads = None) ->
 
     Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
     """
-    _train(partial(train_eagle, replace(run, command=_command())), device, threads)
+    _train(run, device, threads)
 
 
-def _train(train: Callable[..., None], device: str, threads: int | None) -> None:
+def _train(run: GlideRun | EagleRun, device: str, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
+    run = replace(run, command=_command())
     with train_group(device) as group:
         console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
         with progress_of(console, is_shown=group.is_lead) as bar:
@@ -119,7 +119,7 @@ def _train(train: Callable[..., None], device: str, threads: int | None) -> None
             def check(result: Check) -> None:
                 console.print(_check_line(result))
 
-            train(TrainHooks(time.monotonic, report, check), group=group)
+            train_draft(run, TrainHooks(time.monotonic, report, check), group=group)
 
 
 def _report_line(result: TrainReport) -> str:

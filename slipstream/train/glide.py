@@ -123,22 +123,6 @@ class LossSum(NamedTuple):
     weight: Tensor
 
 
-def glide_loss(
-    model: nn.Module, frozen: Frozen, batch: TrainBatch, blocks: Blocks, settings: GlideLoss
-) -> LossSum:
-    """Return the loss of draws on the trimmed, renormalised vocabulary, and of hidden states."""
-    mask = block_mask(batch.ids.shape[1], blocks, dtype=frozen.rope.cos.dtype)
-    weights, keep = counted(frozen, batch, settings.prompt_weight)
-    draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
-    target = batch.hidden.flatten(0, 1)[keep]
-    goal = Goal(target, frozen.head, weights[None])
-    value = trimmed_loss(draft[None], frozen.head, goal, settings)
-    if settings.hidden_weight:
-        distance = F.smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
-        value = value + settings.hidden_weight * (distance @ weights)
-    return LossSum(value, weights.sum())
-
-
 def counted(frozen: Frozen, batch: TrainBatch, prompt_weight: float) -> tuple[Tensor, Tensor]:
     """Return the weights [N] of the positions that count, and their numbers [N] in [B * T].
 
@@ -157,12 +141,6 @@ class Goal(NamedTuple):
     target: Tensor
     head: Tensor
     weights: Tensor
-
-
-def trimmed_loss(drafts: Tensor, own_head: Tensor, goal: Goal, settings: LossSettings) -> Tensor:
-    """Return the weighted sum [] of the losses of a draft's states [S, N, d], by `TrimmedLoss`."""
-    value: Tensor = TrimmedLoss.apply(drafts, own_head, goal, settings)  # type: ignore[no-untyped-call]
-    return value
 
 
 class TrimmedLoss(torch.autograd.Function):
@@ -265,10 +243,20 @@ class GlideMethod:
     settings: GlideLoss
 
     def loss(self, trained: nn.Module, batch: TrainBatch, noise: Tensor) -> LossSum:
-        """Return the loss; `noise` draws the blocks of each document."""
-        return glide_loss(
-            trained, self.frozen, batch, blocks_of(noise, self.settings), self.settings
-        )
+        """Return the loss of draws on the trimmed vocabulary, and of hidden states; `noise` draws
+        the blocks of each document."""
+        frozen, settings = self.frozen, self.settings
+        blocks = blocks_of(noise, settings)
+        mask = block_mask(batch.ids.shape[1], blocks, dtype=frozen.rope.cos.dtype)
+        weights, keep = counted(frozen, batch, settings.prompt_weight)
+        draft = states(trained, frozen, batch, mask).flatten(0, 1)[keep]
+        target = batch.hidden.flatten(0, 1)[keep]
+        goal = Goal(target, frozen.head, weights[None])
+        value: Tensor = TrimmedLoss.apply(draft[None], frozen.head, goal, settings)  # type: ignore[no-untyped-call]
+        if settings.hidden_weight:
+            distance = F.smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
+            value = value + settings.hidden_weight * (distance @ weights)
+        return LossSum(value, weights.sum())
 
     def matches(self, batch: TrainBatch, num_lags: int) -> Tensor:
         """Return which proposals are the likeliest tokens, as `lag_matches`."""

@@ -5,7 +5,7 @@ Progress goes out through `TrainHooks`.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.models.eagle.eagle import EagleModel
 from slipstream.models.eagle.eagle_init import (
     head_config,
     head_from_target,
@@ -55,7 +54,7 @@ class DraftSettings:
     PANEL: ClassVar[str] = "Draft"
 
     target: str = required("Target model: an alias, a path or a hub id.")
-    layers: str
+    layers: str = option("", "Target layers to read, as 2,15,27.", show_default="by the kind")
     head_size: int = option(8192, "Tokens in the trimmed head.", least=1)
     init_from: Path | None = option(
         None, "Weights to start from.", show_default="the target's layers"
@@ -63,29 +62,11 @@ class DraftSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.layers:
-            parse_numbers("layers", self.layers)
+        self.layers_of(())
 
-    def layers_of(self, defaults: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers that are read of a target; `defaults` where none are named."""
-        return parse_numbers("layers", self.layers) if self.layers else tuple(defaults)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GlideSettings(DraftSettings):
-    """The GliDe draft to train."""
-
-    layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
-    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.", least=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleSettings(DraftSettings):
-    """The EAGLE-3 head to train."""
-
-    layers: str = option(
-        "", "Target layers whose inputs are read, as 2,15,27.", show_default="2, half, last but two"
-    )
+    def layers_of(self, usual: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the layers that are read of a target; the usual ones where none are named."""
+        return parse_numbers("layers", self.layers) if self.layers else usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,71 +91,66 @@ class DraftRun:
         """Return the file that each check writes, with all that the run needs to go on."""
         return self.out.with_name(self.out.name + ".checkpoint")
 
+    def frozen(self, target: LoadedModel, vocab: Tensor, files: Sequence[DataFile]) -> Frozen:
+        """Return the target's parts, for the longest text and all steps beyond its end."""
+        longest = max(len(document.ids) for file in files for document in file.documents)
+        dtype = getattr(torch, self.settings.precision.value)
+        return borrowed(target, vocab, longest + MAX_UNROLLED).to(target.model.device, dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlideRun(DraftRun):
-    """A run that trains a GliDe draft."""
+    """A run that trains a GliDe draft; the last layer is read where none are named."""
 
-    draft: GlideSettings
     loss: GlideLoss
+    num_layers: int = option(
+        1, "Layers of the draft, each with all cross-attentions.", least=1, rich_help_panel="Draft"
+    )
+
+    def start(self, target: LoadedModel, files: Sequence[DataFile]) -> tuple[Method, FeatureSet]:
+        """Return the draft as it starts, on the target's device, and what it learns from."""
+        check_bounds(self)
+        layers = self.draft.layers_of((model_parts(target.model).num_layers - 1,))
+        shape = GlideShape(layers, self.draft.head_size, self.loss.block_max, self.num_layers)
+        model, vocab = first_draft(target, shape, files, self.draft.init_from)
+        model, frozen = model.to(target.model.device), self.frozen(target, vocab, files)
+        return GlideMethod(model, frozen, self.loss), FeatureSet(files, target.model, layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleRun(DraftRun):
-    """A run that trains an EAGLE-3 head."""
+    """A run that trains an EAGLE-3 head; inputs of layers are read."""
 
-    draft: EagleSettings
     loss: EagleLoss
 
+    def start(self, target: LoadedModel, files: Sequence[DataFile]) -> tuple[Method, FeatureSet]:
+        """Return the head as it starts, on the target's device, and what it learns from."""
+        model, count = target.model, model_parts(target.model).num_layers
+        layers = self.draft.layers_of(usual_layers(count))
+        config = head_config(model, layers, self.draft.head_size)
+        if self.draft.init_from is None:
+            vocab = _counted_vocab(target, config.head_size, files)
+            head = head_from_target(model, replace(config, head_size=len(vocab)), vocab)
+        else:
+            head, vocab = load_eagle(self.draft.init_from, config, count)
+        head, frozen = head.to(model.device), self.frozen(target, vocab, files)
+        method = EagleMethod(head, frozen, self.loss, published_config(model, head.config))
+        return method, FeatureSet(files, model, (), inputs=layers)
 
-Prepared = tuple[Method, FeatureSet]
-"""A draft that starts, and the features that it learns from."""
 
-
-def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS) -> None:
-    """Train a GliDe draft to the end of the run; `run.out` holds the weights of the best check.
+def train_draft(
+    run: GlideRun | EagleRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS
+) -> None:
+    """Train to the end of the run; `run.out` holds the weights of the best check.
 
     Every member of a group calls this with the same `run`; the lead writes and reports.
     """
-
-    def prepare(target: LoadedModel, files: Sequence[DataFile]) -> Prepared:
-        draft, last = run.draft, model_parts(target.model).num_layers - 1
-        layers = draft.layers_of((last,))
-        shape = GlideShape(layers, draft.head_size, run.loss.block_max, draft.num_layers)
-        model, vocab = first_draft(target, shape, files, draft.init_from)
-        frozen = _frozen(run, target, vocab, files, group)
-        method = GlideMethod(model.to(group.device), frozen, run.loss)
-        return method, FeatureSet(files, target.model, layers)
-
-    _train(run, prepare, hooks, group)
-
-
-def train_eagle(run: EagleRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS) -> None:
-    """Train an EAGLE-3 head as `train_glide` trains a draft."""
-
-    def prepare(target: LoadedModel, files: Sequence[DataFile]) -> Prepared:
-        layers = run.draft.layers_of(usual_layers(model_parts(target.model).num_layers))
-        head, vocab = _first_head(target, layers, files, run.draft)
-        frozen = _frozen(run, target, vocab, files, group)
-        published = published_config(target.model, head.config)
-        method = EagleMethod(head.to(group.device), frozen, run.loss, published)
-        return method, FeatureSet(files, target.model, (), inputs=layers)
-
-    _train(run, prepare, hooks, group)
-
-
-def _train(
-    run: DraftRun,
-    prepare: Callable[[LoadedModel, Sequence[DataFile]], Prepared],
-    hooks: TrainHooks,
-    group: TrainGroup,
-) -> None:
     revision = code_revision()
     # cuDNN plans its attention anew for each shape of a batch, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     target = load_target_parts(run.draft.target, device=str(group.device))
     files = read_files(run.data, target)
-    method, features = prepare(target, files)
+    method, features = run.start(target, files)
     train, heldout = split_heldout(features.documents, run.settings.heldout)
     trainer = Trainer(method, Inputs(features, train, heldout), run.settings, group=group)
     fingerprint = _fingerprint(run, files)
@@ -196,9 +172,9 @@ def _train(
 def _fingerprint(run: DraftRun, files: Sequence[DataFile]) -> str:
     """Return the hash of what must be equal for a checkpoint to be resumed."""
     facts: dict[str, Any] = {"data": [file.sha256 for file in files]}
-    facts |= {name: asdict(getattr(run, name)) for name in ("settings", "loss", "draft")}
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    facts |= {"settings": asdict(run.settings), "loss": asdict(run.loss)}
+    facts |= {"layers": run.draft.layers, "num_layers": getattr(run, "num_layers", 1)}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
@@ -219,18 +195,6 @@ def _facts(run: DraftRun, state: RunState, target: str) -> dict[str, Any]:
         "elapsed_seconds": round(state.elapsed_seconds, 1),
         "checks": state.history,
     }
-
-
-def _frozen(
-    run: DraftRun,
-    target: LoadedModel,
-    vocab: Tensor,
-    files: Sequence[DataFile],
-    group: TrainGroup,
-) -> Frozen:
-    longest = max(len(document.ids) for file in files for document in file.documents)
-    dtype = getattr(torch, run.settings.precision.value)
-    return borrowed(target, vocab, longest + MAX_UNROLLED).to(group.device, dtype)
 
 
 def forced_ids(target: LoadedModel) -> list[int]:
@@ -262,18 +226,6 @@ def first_draft(
         vocab = _counted_vocab(target, config.head_size, files)
     model.config = replace(config, head_size=len(vocab))
     return model.float().requires_grad_(True).train(), vocab
-
-
-def _first_head(
-    target: LoadedModel, layers: tuple[int, ...], files: Sequence[DataFile], draft: EagleSettings
-) -> tuple[EagleModel, Tensor]:
-    """Return a float32 head, from the target's own layers or earlier weights, and its vocabulary.
-    ModelMismatch for weights of another target or shape."""
-    config = head_config(target.model, layers, draft.head_size)
-    if draft.init_from is not None:
-        return load_eagle(draft.init_from, config, model_parts(target.model).num_layers)
-    vocab = _counted_vocab(target, config.head_size, files)
-    return head_from_target(target.model, replace(config, head_size=len(vocab)), vocab), vocab
 
 
 def _counted_vocab(target: LoadedModel, size: int, files: Sequence[DataFile]) -> Tensor:

@@ -74,12 +74,12 @@ class Method(Protocol):
         """Return the trained module, alone in its process."""
 
     def loss(self, trained: nn.Module, batch: TrainBatch, noise: Tensor) -> LossSum:
-        """Return the loss of `trained`, which is the module as the group has wrapped it; `noise`
-        [B, 2] are the uniform numbers of each document."""
+        """Return the loss of `trained`, the module as the group has wrapped it, by uniform numbers
+        [B, 2] of each document."""
 
     def matches(self, batch: TrainBatch, num_lags: int) -> Tensor:
-        """Return whether the draft proposes the likeliest token at each position, [num_lags, B, T]
-        bool: with the newest i keys or states of the target before it hidden."""
+        """Return whether the draft proposes the likeliest token, [num_lags, B, T] bool: with the
+        newest i keys or states of the target hidden; false where none was generated."""
 
     def save(self, directory: Path) -> None:
         """Write the weights as they are now."""

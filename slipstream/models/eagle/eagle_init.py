@@ -1,7 +1,7 @@
 """EAGLE-3 heads that start from their target, a transformers causal LM with Llama-like layers, and
 their files as EAGLE's authors publish them, which vLLM and SGLang read too."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +37,11 @@ def head_config(model: Any, layers: tuple[int, ...], head_size: int) -> EagleCon
     sizes = config_for_target(model, shape, name="", tokenizer_hash="")
     rotary = model.get_decoder().rotary_emb
     if 2 * len(rotary.inv_freq) != sizes.head_dim:
-        raise ModelMismatch(
-            "the target rotates a part of each head only, EAGLE-3 rotates all of it"
-        )
-    return EagleConfig(
-        vocab_size=sizes.vocab_size,
-        head_size=sizes.head_size,
-        hidden_size=sizes.hidden_size,
-        target_hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        target_layers=layers,
-        rotary=Rotary(as_array(rotary.inv_freq.float()), float(rotary.attention_scaling)),
-        rms_norm_eps=sizes.rms_norm_eps,
-    )
+        raise ModelMismatch("the target rotates a part of each head, EAGLE-3 rotates all of it")
+    shared = {own.name for own in fields(EagleConfig)} & {own.name for own in fields(sizes)}
+    own = {name: getattr(sizes, name) for name in shared - {"attention_bias", "qk_norm"}}
+    frequencies = Rotary(as_array(rotary.inv_freq.float()), float(rotary.attention_scaling))
+    return EagleConfig(**own, target_hidden_size=sizes.hidden_size, rotary=frequencies)
 
 
 @torch.no_grad()
@@ -115,32 +104,26 @@ def published_config(model: Any, config: EagleConfig) -> dict[str, Any]:
         layers = {_LAYERS: list(config.target_layers)}
         outputs = [layer - 1 for layer in config.target_layers]
         layers["eagle_config"] = {_LAYERS: outputs, "use_aux_hidden_state": True}
+    same = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "rms_norm_eps")
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
-        "vocab_size": config.vocab_size,
         "draft_vocab_size": config.head_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        **{name: getattr(config, name) for name in same},
+        **{name: getattr(text, name) for name in _FROM_TARGET},
         "hidden_act": "silu",
-        "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": theta,
         "rope_scaling": None if kind == "default" else rope,
-        "max_position_embeddings": text.max_position_embeddings,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": text.bos_token_id,
-        "eos_token_id": text.eos_token_id,
+        **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), False),
         "torch_dtype": "bfloat16",
         **layers,
     }
 
 
+_FROM_TARGET = ("max_position_embeddings", "bos_token_id", "eos_token_id")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 

@@ -11,14 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.train.config import EagleLoss, GlideLoss, TrainSchedule, TrainSettings
-from slipstream.train.run import (
-    EagleRun,
-    EagleSettings,
-    GlideRun,
-    GlideSettings,
-    train_eagle,
-    train_glide,
-)
+from slipstream.train.run import DraftSettings, EagleRun, GlideRun, train_draft
 from slipstream.train.trainer import Check, TrainHooks
 from support.models import tiny_glide as tiny
 
@@ -54,21 +47,21 @@ def training_place(base: Path, **changes: Any) -> Path:
 
 
 def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
-    values = _values(GlideSettings, place, out, {"layers": "1,3", **changes})
-    return GlideRun(**{"loss": LOSS, "command": ("slipstream", "train", "glide"), **values})
+    command = ("slipstream", "train", "glide")
+    return GlideRun(loss=LOSS, command=command, **_values(place, out, "1,3", changes))
 
 
 def eagle_run(place: Path, out: Path, **changes: Any) -> EagleRun:
-    values = _values(EagleSettings, place, out, {"layers": "1,2,3", **changes})
-    command = ("slipstream", "train", "eagle3")
-    return EagleRun(**{"loss": EagleLoss(unrolled=3), "command": command, **values})
+    command, loss = ("slipstream", "train", "eagle3"), EagleLoss(unrolled=3)
+    return EagleRun(loss=loss, command=command, **_values(place, out, "1,2,3", changes))
 
 
-def _values(kind: Any, place: Path, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    own = ("layers", "num_layers", "head_size", "init_from")
+def _values(place: Path, out: Path, layers: str, changes: dict[str, Any]) -> dict[str, Any]:
+    own = ("layers", "head_size", "init_from")
     draft = {name: changes.pop(name) for name in own if name in changes}
+    target = {"target": str(place / "target"), "layers": layers, "head_size": 30}
     values = {
-        "draft": kind(target=str(place / "target"), **{"head_size": 30, **draft}),
+        "draft": DraftSettings(**{**target, **draft}),
         "data": (place / "data.jsonl",),
         "out": out / "weights",
         "settings": SETTINGS,
@@ -90,6 +83,5 @@ def train(run: GlideRun | EagleRun, check: Any = lambda result: None) -> list[Ch
         checks.append(result)
         check(result)
 
-    start: Any = train_glide if isinstance(run, GlideRun) else train_eagle
-    start(run, hooks(told))
+    train_draft(run, hooks(told))
     return checks

@@ -11,15 +11,15 @@ from slipstream.train.features import TrainBatch
 from slipstream.train.glide import (
     Blocks,
     Frozen,
+    GlideMethod,
     Goal,
     LossSum,
+    TrimmedLoss,
     block_mask,
     blocks_of,
-    glide_loss,
     greedy_matches,
     lag_mask,
     position_weights,
-    trimmed_loss,
 )
 from slipstream.train.heldout import HeldoutCounts
 
@@ -83,7 +83,7 @@ def test_the_blockwise_loss_and_its_gradients_are_those_of_the_formula(kl, accep
     expected = ((kl * -(distribution * logs).sum(-1) - accepted * chance.log()) * weights).sum()
     wanted = torch.autograd.grad(expected, trained)
     settings = GlideLoss(kl_weight=kl, acceptance_weight=accepted)
-    found = trimmed_loss(drafts, own, Goal(target, head, weights), settings)
+    found = TrimmedLoss.apply(drafts, own, Goal(target, head, weights), settings)
     torch.testing.assert_close(found, expected)
     gradients = torch.autograd.grad(found, trained)
     torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
@@ -106,8 +106,8 @@ def test_every_position_of_the_text_weighs_the_loss():
     data = TrainBatch(ids, (), torch.eye(6)[argmax], argmax, torch.tensor([6]), torch.tensor([1]))
     settings = GlideLoss(hidden_weight=0.0)
     goal = Goal(torch.eye(6)[argmax[0]], frozen.head, torch.ones(1, 6))
-    value = trimmed_loss(torch.eye(6)[ids], frozen.head, goal, settings)
-    found = glide_loss(Echo(), frozen, data, blocks([3], [0]), settings)
+    value = TrimmedLoss.apply(torch.eye(6)[ids], frozen.head, goal, settings)
+    found = GlideMethod(Echo(), frozen, settings).loss(Echo(), data, torch.zeros(1, 2))
     torch.testing.assert_close(found, LossSum(value, torch.tensor(6.0)))
 
 
