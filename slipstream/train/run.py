@@ -54,7 +54,11 @@ class DraftSettings:
     PANEL: ClassVar[str] = "Draft"
 
     target: str = required("Target model: an alias, a path or a hub id.")
-    layers: str = option("", "Target layers to read, as 2,15,27.", show_default="by the kind")
+    layers: str = option(
+        "",
+        "Target layers to read, as 2,15,27.",
+        show_default="the last, or for EAGLE-3 2, half and last but two",
+    )
     head_size: int = option(8192, "Tokens in the trimmed head.", least=1)
     init_from: Path | None = option(
         None, "Weights to start from.", show_default="the target's layers"
