@@ -25,7 +25,7 @@ from slipstream.train.decision_run import DecisionRun, run_decision
 from slipstream.train.four_bits import quantise as four_bits
 from slipstream.train.group import train_group
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
-from slipstream.train.run import GlideRun, train_glide
+from slipstream.train.run import EagleRun, GlideRun, train_draft
 from slipstream.train.trainer import Check, TrainHooks, TrainReport
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
@@ -89,6 +89,20 @@ def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> 
 
     Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
     """
+    _train(run, device, threads)
+
+
+@app.command()
+@with_flags
+def eagle3(run: EagleRun, *, device: Device = "cpu", threads: Threads = None) -> None:
+    """Train an EAGLE-3 head for a target model, in the layout that other engines read too.
+
+    Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
+    """
+    _train(run, device, threads)
+
+
+def _train(run: GlideRun | EagleRun, device: str, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     run = replace(run, command=_command())
@@ -117,7 +131,7 @@ def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> 
                     f" {result.heldout.length:.3f} tokens per round{best}"
                 )
 
-            train_glide(run, TrainHooks(time.monotonic, report, check), group=group)
+            train_draft(run, TrainHooks(time.monotonic, report, check), group=group)
 
 
 @app.command()

@@ -12,19 +12,16 @@ LENGTH = "Length and speed"
 WARMUP, FLOOR, GRAD_CLIP = 0.03, 0.02, 1.0
 MAX_WEIGHT = 1e6
 """Largest weight of a loss term."""
+MAX_UNROLLED = 32
+"""Most steps that a draft is unrolled on its own outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Weights of the loss terms (0 switches one off), and block lengths of the cross mask.
-
-    The distance to the target's final hidden state is smooth L1.
-    """
+    """Weights of the loss terms of every kind of draft; 0 switches one off."""
 
     PANEL: ClassVar[str] = "Loss"
 
-    block_min: int = option(2, "Shortest block of the cross mask.", least=1)
-    block_max: int = option(8, "Longest block: the largest lag.")
     prompt_weight: float = option(
         0.5, "Weight of prompt positions beside generated ones.", least=0, most=1
     )
@@ -34,18 +31,41 @@ class LossSettings:
     acceptance_weight: float = option(
         0.0, "Weight of -log of the chance of acceptance (LK loss).", least=0, most=MAX_WEIGHT
     )
-    hidden_weight: float = option(
-        3.0, "Weight of the distance to the target's hidden state.", least=0, most=MAX_WEIGHT
-    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if not any((self.kl_weight, self.acceptance_weight, getattr(self, "hidden_weight", 0))):
+            raise TrainingError("every loss term has weight 0, there is nothing to learn")
+
+
+@dataclass(frozen=True, slots=True)
+class GlideLoss(LossSettings):
+    """Loss of a GliDe draft, with block lengths of the cross mask.
+
+    The distance to the target's final hidden state is smooth L1.
+    """
+
+    hidden_weight: float = option(
+        3.0, "Weight of the distance to the target's hidden state.", least=0, most=MAX_WEIGHT
+    )
+    block_min: int = option(2, "Shortest block of the cross mask.", least=1)
+    block_max: int = option(8, "Longest block: the largest lag.")
+
+    def __post_init__(self) -> None:
+        LossSettings.__post_init__(self)
         if self.block_min > self.block_max:
             raise TrainingError(
                 f"block_min is {self.block_min}, above block_max, which is {self.block_max}"
             )
-        if not any((self.kl_weight, self.acceptance_weight, self.hidden_weight)):
-            raise TrainingError("every loss term has weight 0, there is nothing to learn")
+
+
+@dataclass(frozen=True, slots=True)
+class EagleLoss(LossSettings):
+    """Loss of an EAGLE-3 head, over the steps of its training-time test."""
+
+    unrolled: int = option(
+        5, "Steps of the training-time test, each on the step before.", least=1, most=MAX_UNROLLED
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +97,11 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of a run that change its result; the options of `slipstream train glide`."""
+    """Settings of a run that change its result, of every kind of draft."""
 
     PANEL: ClassVar[str] = LENGTH
 
     schedule: TrainSchedule
-    loss: LossSettings = LossSettings()
     batch_tokens: int = option(4096, "Tokens in a batch, padding included.", least=1)
     weight_decay: float = option(0.05, "Weight decay of matrices.", least=0)
     precision: Precision = option(

@@ -1,7 +1,7 @@
 """Features of a text, computed by the target, in batches.
 
-Per token: keys (after rotary) and values of the layers the draft reads, the final-normed hidden
-state, all bfloat16, and the likeliest next token.
+Per token: keys (after rotary) and values of the layers that a draft reads, or the hidden states
+that go into them, the final-normed hidden state, all bfloat16, and the likeliest next token.
 """
 
 import os
@@ -44,7 +44,8 @@ def row_blocks(rows: Tensor) -> list[slice]:
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
     """B documents padded to T: ids [B, T] int64, kv per layer ([B, kv_heads, T, head_dim] twice),
-    hidden [B, T, d], argmax [B, T] int64, lengths and num_prompts [B] int64."""
+    hidden [B, T, d], argmax [B, T] int64, lengths and num_prompts [B] int64; states: the inputs of
+    layers side by side [B, T, layers * d], where they are read."""
 
     ids: Tensor
     kvs: tuple[tuple[Tensor, Tensor], ...]
@@ -52,6 +53,7 @@ class TrainBatch:
     argmax: Tensor
     lengths: Tensor
     num_prompts: Tensor
+    states: Tensor | None = None
 
 
 def has_room(device: torch.device) -> bool:
@@ -67,8 +69,9 @@ def has_room(device: torch.device) -> bool:
 class FeatureSet:
     """Documents of several files, indexed as one sequence.
 
-    Features are computed in the batch that needs them, by the target and on its device; its
-    `layers` are read. A batch stays for its next use where `has_room` says so.
+    Features are computed in the batch that needs them, by the target and on its device. A batch
+    stays for its next use where `has_room` says so. Of `layers` keys and values are read, of
+    `inputs` the hidden states that go into them.
     """
 
     def __init__(
@@ -77,9 +80,10 @@ class FeatureSet:
         target: Any,
         layers: Sequence[int],
         *,
+        inputs: Sequence[int] = (),
         has_room: Callable[[torch.device], bool] = has_room,
     ) -> None:
-        self._target, self._layers = target, layers
+        self._target, self._layers, self._inputs = target, layers, inputs
         self._has_room = has_room
         self._staying: dict[tuple[int, ...], TrainBatch] = {}
         self.documents = tuple(document for data in files for document in data.documents)
@@ -90,21 +94,25 @@ class FeatureSet:
         key = tuple(indices)
         if (batch := self._staying.get(key)) is None:
             documents = [self.documents[index] for index in indices]
-            batch = _read(self._target, self._layers, documents)
+            batch = _read(self._target, self._layers, self._inputs, documents)
             if self._has_room(batch.ids.device):
                 self._staying[key] = batch
         return batch
 
 
 @torch.no_grad()
-def _read(model: Any, layers: Sequence[int], documents: Sequence[Document]) -> TrainBatch:
+def _read(
+    model: Any, layers: Sequence[int], inputs: Sequence[int], documents: Sequence[Document]
+) -> TrainBatch:
     """Return the documents as a batch on the target's device, by one forward."""
     parts = [torch.from_numpy(document.ids).long() for document in documents]
     ids = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(model.device)
     if ids.is_cuda:
         ids = F.pad(ids, (0, -ids.shape[1] % LENGTHS_ON_GPU))
-    result = model.get_decoder()(input_ids=ids, use_cache=True)
-    cache, hidden = result.past_key_values.layers, result.last_hidden_state
+    result = model.get_decoder()(
+        input_ids=ids, use_cache=bool(layers), output_hidden_states=bool(inputs)
+    )
+    hidden = result.last_hidden_state
     head = model.get_output_embeddings()
     states = hidden.flatten(0, 1)
     scores = (head(states[rows]) for rows in row_blocks(states))
@@ -112,15 +120,17 @@ def _read(model: Any, layers: Sequence[int], documents: Sequence[Document]) -> T
     sizes = [(len(document.ids), document.num_prompt) for document in documents]
     lengths, num_prompts = torch.tensor(sizes, device=ids.device).unbind(1)
     beyond = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
-    pairs = [(cache[layer].keys, cache[layer].values) for layer in layers]
+    caches = [result.past_key_values.layers[layer] for layer in layers]
     cut = beyond[:, None, :, None]
+    states = [_kept(result.hidden_states[layer], beyond[..., None]) for layer in inputs]
     return TrainBatch(
         ids=ids,
-        kvs=tuple((_kept(keys, cut), _kept(values, cut)) for keys, values in pairs),
+        kvs=tuple((_kept(own.keys, cut), _kept(own.values, cut)) for own in caches),
         hidden=_kept(hidden, beyond[..., None]),
         argmax=argmax.masked_fill_(beyond, 0),
         lengths=lengths,
         num_prompts=num_prompts,
+        states=torch.cat(states, -1) if states else None,
     )
 
 

@@ -5,14 +5,16 @@ CaPE, section 4.1, with a block length and a grid offset of each document's own)
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.models.glide.glide import Rope
-from slipstream.train.config import LossSettings
+from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_files import save_glide
+from slipstream.train.config import GlideLoss, LossSettings
 from slipstream.train.features import TrainBatch, best_columns, row_blocks
 
 _LEAST_CHANCE = 1e-6
@@ -26,25 +28,18 @@ class Blocks:
     lengths: Tensor
     offsets: Tensor
 
-    def part(self, start: int, stride: int) -> "Blocks":
-        """Return those of every `stride`-th document from `start` on."""
-        return Blocks(self.lengths[start::stride], self.offsets[start::stride])
-
-    def to(self, device: torch.device) -> "Blocks":
-        """Return the same on `device`."""
-        return Blocks(self.lengths.to(device), self.offsets.to(device))
-
     def numbers(self, length: int) -> Tensor:
         """Return the number of the block that each of `length` positions lies in, [B, T]."""
         positions = torch.arange(length, device=self.offsets.device)
         return (positions + self.offsets[:, None]) // self.lengths[:, None]
 
 
-def draw_blocks(count: int, settings: LossSettings, generator: torch.Generator) -> Blocks:
-    """Return a block length and an offset below it for each of `count` documents."""
+def blocks_of(noise: Tensor, settings: GlideLoss) -> Blocks:
+    """Return block lengths and offsets below them, by uniform numbers [B, 2] in [0, 1)."""
+    sizes, shares = noise.unbind(1)
     low, high = settings.block_min, settings.block_max + 1
-    lengths = torch.randint(low, high, (count,), generator=generator)
-    return Blocks(lengths, (torch.rand(count, generator=generator) * lengths).long())
+    lengths = low + (sizes * (high - low)).long()
+    return Blocks(lengths, (shares * lengths).long())
 
 
 def block_mask(length: int, blocks: Blocks, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -128,24 +123,24 @@ class LossSum(NamedTuple):
     weight: Tensor
 
 
-def glide_loss(
-    model: nn.Module, frozen: Frozen, batch: TrainBatch, blocks: Blocks, settings: LossSettings
-) -> LossSum:
-    """Return the loss of draws on the trimmed, renormalised vocabulary, and of hidden states.
+def counted(frozen: Frozen, batch: TrainBatch, prompt_weight: float) -> tuple[Tensor, Tensor]:
+    """Return the weights [N] of the positions that count, and their numbers [N] in [B * T].
 
     Positions whose likeliest target token lies outside the vocabulary count nothing (EAGLE-3).
     """
-    mask = block_mask(batch.ids.shape[1], blocks, dtype=frozen.rope.cos.dtype)
-    best = frozen.columns(batch.argmax)
-    weights = position_weights(batch, settings.prompt_weight) * (best >= 0)
-    keep = weights.flatten().nonzero()[:, 0]
-    draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
-    target = batch.hidden.flatten(0, 1)[keep]
-    losses: Tensor = TrimmedLoss.apply(draft, target, frozen.head, settings)  # type: ignore[no-untyped-call]
-    if settings.hidden_weight:
-        distance = F.smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
-        losses = losses + settings.hidden_weight * distance
-    return LossSum(losses @ weights.flatten()[keep], weights.sum())
+    inside = frozen.columns(batch.argmax) >= 0
+    weights = (position_weights(batch, prompt_weight) * inside).flatten()
+    keep = weights.nonzero()[:, 0]
+    return weights[keep], keep
+
+
+class Goal(NamedTuple):
+    """States [N, d] of the target, its trimmed head [V_d, d], and weights [S, N] of the losses of S
+    states of the draft at each."""
+
+    target: Tensor
+    head: Tensor
+    weights: Tensor
 
 
 class TrimmedLoss(torch.autograd.Function):
@@ -153,35 +148,52 @@ class TrimmedLoss(torch.autograd.Function):
     entropy, which the draft cannot change, plus acceptance_weight * -log of the chance that a
     draw of the draft is accepted, which is sum(min(target, draft)) (LK losses, arXiv 2602.23881).
 
-    Scores are computed a block of rows at a time and their gradient at once, so that no
+    Scores are computed a block of rows at a time and their gradients at once, so that no
     [rows, V_d] tensor outlives its block.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, draft: Tensor, target: Tensor, head: Tensor, weights: LossSettings
+        ctx: Any, drafts: Tensor, own_head: Tensor, goal: Goal, settings: LossSettings
     ) -> Tensor:
-        """draft, target [N, d]; head [V_d, d] -> losses [N] float32."""
-        gradient, losses = torch.empty_like(draft), draft.new_zeros(len(draft), dtype=torch.float32)
-        for rows in row_blocks(draft):
-            probs = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
-            logs = F.log_softmax((draft[rows].to(head.dtype) @ head.T).float(), -1)
-            losses[rows] = -weights.kl_weight * torch.linalg.vecdot(probs, logs)
-            chances = logs.exp_()
-            slopes = (chances - probs).mul_(weights.kl_weight)
-            if weights.acceptance_weight:
-                refused, steeper = _refusal(probs, chances)
-                losses[rows] += weights.acceptance_weight * refused
-                slopes.add_(steeper, alpha=weights.acceptance_weight)
-            gradient[rows] = (slopes.to(head.dtype) @ head).to(draft.dtype)
-        ctx.save_for_backward(gradient)
-        return losses
+        """drafts [S, N, d], read by `own_head` [V_d, d] -> [] float32."""
+        dtype, own = goal.head.dtype, own_head.to(goal.head.dtype)
+        gradient, total = torch.empty_like(drafts), drafts.new_zeros((), dtype=torch.float32)
+        by_head = torch.zeros_like(own_head) if ctx.needs_input_grad[1] else None
+        for rows in row_blocks(goal.target):
+            probs = F.softmax((goal.target[rows].to(dtype) @ goal.head.T).float(), -1)
+            for draft, out, weights in zip(drafts, gradient, goal.weights, strict=True):
+                states = draft[rows].to(dtype)
+                logs = F.log_softmax((states @ own.T).float(), -1)
+                losses, slopes = _losses(probs, logs, settings)
+                total += losses @ weights[rows]
+                slopes = slopes.mul_(weights[rows, None]).to(dtype)
+                out[rows] = (slopes @ own).to(draft.dtype)
+                if by_head is not None:
+                    by_head += slopes.T @ states
+        ctx.save_for_backward(gradient, by_head)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradient of `draft` only."""
-        (gradient,) = ctx.saved_tensors
-        return gradient * slopes[0][:, None].to(gradient.dtype), None, None, None
+        """Gradients of the draft's states and, where it is trained, of its head."""
+        gradient, by_head = ctx.saved_tensors
+        slope = slopes[0]
+        scaled = None if by_head is None else by_head * slope
+        return gradient * slope.to(gradient.dtype), scaled, None, None
+
+
+def _losses(target: Tensor, logs: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    """Return losses [R] of distributions [R, V_d], the draft's as logarithms, overwritten, and
+    their gradients by the draft's scores [R, V_d]."""
+    losses = -settings.kl_weight * torch.linalg.vecdot(target, logs)
+    chances = logs.exp_()
+    slopes = (chances - target).mul_(settings.kl_weight)
+    if settings.acceptance_weight:
+        refused, steeper = _refusal(target, chances)
+        losses += settings.acceptance_weight * refused
+        slopes.add_(steeper, alpha=settings.acceptance_weight)
+    return losses, slopes
 
 
 def _refusal(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,3 +211,57 @@ def greedy_matches(draft: Tensor, argmax: Tensor, frozen: Frozen) -> Tensor:
     for rows in row_blocks(draft):
         columns[rows] = best_columns(draft[rows].to(frozen.head.dtype) @ frozen.head.T)
     return frozen.vocab[columns] == argmax
+
+
+@torch.inference_mode()
+def lag_matches(model: nn.Module, frozen: Frozen, batch: TrainBatch, num_lags: int) -> Tensor:
+    """Return whether the draft proposes the likeliest token, by hidden keys: [num_lags, B, T] bool,
+    false outside generated positions."""
+    keep = generated_positions(batch).flatten()
+    argmax = batch.argmax.flatten()[keep]
+    out = torch.zeros(num_lags, keep.numel(), dtype=torch.bool, device=keep.device)
+    for lag in range(num_lags):
+        mask = lag_mask(
+            batch.ids.shape[1], lag, dtype=frozen.rope.cos.dtype, device=batch.ids.device
+        ).expand(len(batch.ids), -1, -1, -1)
+        draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
+        out[lag, keep] = greedy_matches(draft, argmax, frozen)
+    return out.view(num_lags, *batch.ids.shape)
+
+
+def generated_positions(batch: TrainBatch) -> Tensor:
+    """Return the positions that predict a generated token, [B, T] bool."""
+    return position_weights(batch, 0.0) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class GlideMethod:
+    """A GliDe draft in training."""
+
+    model: GlideModel
+    frozen: Frozen
+    settings: GlideLoss
+
+    def loss(self, trained: nn.Module, batch: TrainBatch, noise: Tensor) -> LossSum:
+        """Return the loss of draws on the trimmed vocabulary, and of hidden states; `noise` draws
+        the blocks of each document."""
+        frozen, settings = self.frozen, self.settings
+        blocks = blocks_of(noise, settings)
+        mask = block_mask(batch.ids.shape[1], blocks, dtype=frozen.rope.cos.dtype)
+        weights, keep = counted(frozen, batch, settings.prompt_weight)
+        draft = states(trained, frozen, batch, mask).flatten(0, 1)[keep]
+        target = batch.hidden.flatten(0, 1)[keep]
+        goal = Goal(target, frozen.head, weights[None])
+        value: Tensor = TrimmedLoss.apply(draft[None], frozen.head, goal, settings)  # type: ignore[no-untyped-call]
+        if settings.hidden_weight:
+            distance = F.smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
+            value = value + settings.hidden_weight * (distance @ weights)
+        return LossSum(value, weights.sum())
+
+    def matches(self, batch: TrainBatch, num_lags: int) -> Tensor:
+        """Return which proposals are the likeliest tokens, as `lag_matches`."""
+        return lag_matches(self.model, self.frozen, batch, num_lags)
+
+    def save(self, directory: Path) -> None:
+        """Write the weights as they are now."""
+        save_glide(self.model, self.frozen.vocab, directory)

@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-
-from slipstream.train.features import TrainBatch
-from slipstream.train.glide import Frozen, greedy_matches, lag_mask, position_weights, states
+from torch import Tensor
 
 CHAIN = 5
 """Drafted tokens of a round whose length is measured."""
@@ -68,24 +65,3 @@ def chain_survival(matches: Tensor, generated: Tensor) -> Tensor:
         alive = alive & matches[depth, :, depth : depth + alive.shape[1]]
         out.append(alive)
     return torch.stack(out)
-
-
-@torch.inference_mode()
-def lag_matches(model: nn.Module, frozen: Frozen, batch: TrainBatch, num_lags: int) -> Tensor:
-    """Return whether the draft proposes the likeliest token, by hidden keys: [num_lags, B, T] bool,
-    false outside generated positions."""
-    keep = generated_positions(batch).flatten()
-    argmax = batch.argmax.flatten()[keep]
-    out = torch.zeros(num_lags, keep.numel(), dtype=torch.bool, device=keep.device)
-    for lag in range(num_lags):
-        mask = lag_mask(
-            batch.ids.shape[1], lag, dtype=frozen.rope.cos.dtype, device=batch.ids.device
-        ).expand(len(batch.ids), -1, -1, -1)
-        draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
-        out[lag, keep] = greedy_matches(draft, argmax, frozen)
-    return out.view(num_lags, *batch.ids.shape)
-
-
-def generated_positions(batch: TrainBatch) -> Tensor:
-    """Return the positions that predict a generated token, [B, T] bool."""
-    return position_weights(batch, 0.0) > 0

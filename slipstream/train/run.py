@@ -1,4 +1,4 @@
-"""A GliDe training run from files to weights: read, train, export.
+"""A training run of a draft from files to weights: read, train, export.
 
 Progress goes out through `TrainHooks`.
 """
@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
+from slipstream.models.eagle.eagle_init import (
+    head_config,
+    head_from_target,
+    load_eagle,
+    published_config,
+    usual_layers,
+)
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
-from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.glide.glide_files import load_weights, save_glide
+from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
@@ -31,24 +37,28 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.config import TrainSettings
+from slipstream.train.config import MAX_UNROLLED, EagleLoss, GlideLoss, LossSettings, TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
+from slipstream.train.eagle import EagleMethod
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
-from slipstream.train.glide import Frozen
+from slipstream.train.glide import Frozen, GlideMethod
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.provenance import PROVENANCE_NAME, read_provenance, write_provenance
-from slipstream.train.trainer import Check, Inputs, Trainer, TrainHooks
+from slipstream.train.trainer import Check, Inputs, Method, RunState, Trainer, TrainHooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
-    """The draft to train."""
+    """The draft to train, of any kind."""
 
     PANEL: ClassVar[str] = "Draft"
 
     target: str = required("Target model: an alias, a path or a hub id.")
-    layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
-    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.", least=1)
+    layers: str = option(
+        "",
+        "Target layers to read, as 2,15,27.",
+        show_default="the last, or for EAGLE-3 2, half and last but two",
+    )
     head_size: int = option(8192, "Tokens in the trimmed head.", least=1)
     init_from: Path | None = option(
         None, "Weights to start from.", show_default="the target's layers"
@@ -56,23 +66,22 @@ class DraftSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        self.layers_of(1)
+        self.layers_of(())
 
-    def layers_of(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers that are read of a target with so many."""
-        if not self.layers:
-            return (num_layers - 1,)
-        return parse_numbers("layers", self.layers)
+    def layers_of(self, usual: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the layers that are read of a target; the usual ones where none are named."""
+        return parse_numbers("layers", self.layers) if self.layers else usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GlideRun:
-    """Draft, data and settings of a run, and where its weights go."""
+class DraftRun:
+    """Data and settings of a run, and where its weights go."""
 
     PANEL: ClassVar[str] = "Files"
 
     draft: DraftSettings
     settings: TrainSettings
+    loss: LossSettings
     data: tuple[Path, ...] = required(
         "JSON lines to train on, or a directory of shards; repeatable."
     )
@@ -86,8 +95,56 @@ class GlideRun:
         """Return the file that each check writes, with all that the run needs to go on."""
         return self.out.with_name(self.out.name + ".checkpoint")
 
+    def frozen(self, target: LoadedModel, vocab: Tensor, files: Sequence[DataFile]) -> Frozen:
+        """Return the target's parts, for the longest text and all steps beyond its end."""
+        longest = max(len(document.ids) for file in files for document in file.documents)
+        dtype = getattr(torch, self.settings.precision.value)
+        return borrowed(target, vocab, longest + MAX_UNROLLED).to(target.model.device, dtype)
 
-def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlideRun(DraftRun):
+    """A run that trains a GliDe draft; the last layer is read where none are named."""
+
+    loss: GlideLoss
+    num_layers: int = option(
+        1, "Layers of the draft, each with all cross-attentions.", least=1, rich_help_panel="Draft"
+    )
+
+    def start(self, target: LoadedModel, files: Sequence[DataFile]) -> tuple[Method, FeatureSet]:
+        """Return the draft as it starts, on the target's device, and what it learns from."""
+        check_bounds(self)
+        layers = self.draft.layers_of((model_parts(target.model).num_layers - 1,))
+        shape = GlideShape(layers, self.draft.head_size, self.loss.block_max, self.num_layers)
+        model, vocab = first_draft(target, shape, files, self.draft.init_from)
+        model, frozen = model.to(target.model.device), self.frozen(target, vocab, files)
+        return GlideMethod(model, frozen, self.loss), FeatureSet(files, target.model, layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleRun(DraftRun):
+    """A run that trains an EAGLE-3 head; inputs of layers are read."""
+
+    loss: EagleLoss
+
+    def start(self, target: LoadedModel, files: Sequence[DataFile]) -> tuple[Method, FeatureSet]:
+        """Return the head as it starts, on the target's device, and what it learns from."""
+        model, count = target.model, model_parts(target.model).num_layers
+        layers = self.draft.layers_of(usual_layers(count))
+        config = head_config(model, layers, self.draft.head_size)
+        if self.draft.init_from is None:
+            vocab = _counted_vocab(target, config.head_size, files)
+            head = head_from_target(model, replace(config, head_size=len(vocab)), vocab)
+        else:
+            head, vocab = load_eagle(self.draft.init_from, config, count)
+        head, frozen = head.to(model.device), self.frozen(target, vocab, files)
+        method = EagleMethod(head, frozen, self.loss, published_config(model, head.config))
+        return method, FeatureSet(files, model, (), inputs=layers)
+
+
+def train_draft(
+    run: GlideRun | EagleRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS
+) -> None:
     """Train to the end of the run; `run.out` holds the weights of the best check.
 
     Every member of a group calls this with the same `run`; the lead writes and reports.
@@ -96,22 +153,18 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     # cuDNN plans its attention anew for each shape of a batch, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     target = load_target_parts(run.draft.target, device=str(group.device))
-    files, draft = read_files(run.data, target), run.draft
-    layers = draft.layers_of(model_parts(target.model).num_layers)
-    shape = GlideShape(layers, draft.head_size, run.settings.loss.block_max, draft.num_layers)
-    model, vocab = first_draft(target, shape, files, draft.init_from)
-    features = FeatureSet(files, target.model, layers)
-    inputs = _inputs(run, target, features, vocab, group)
-    model.to(group.device)
-    trainer = Trainer(model, inputs, run.settings, group=group)
+    files = read_files(run.data, target)
+    method, features = run.start(target, files)
+    train, heldout = split_heldout(features.documents, run.settings.heldout)
+    trainer = Trainer(method, Inputs(features, train, heldout), run.settings, group=group)
     fingerprint = _fingerprint(run, files)
     if run.resume:
         trainer.resume(run.checkpoint, fingerprint)
 
     def check(result: Check) -> None:
         if result.is_best:
-            save_glide(trainer.model, vocab, run.out)
-            facts = _facts(run, trainer)
+            method.save(run.out)
+            facts = _facts(run, trainer.state, target.model_id)
             place = run.out / PROVENANCE_NAME
             write_provenance(place, files, command=run.command, revision=revision, facts=facts)
         trainer.save(run.checkpoint, fingerprint)
@@ -120,13 +173,11 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     trainer.run(TrainHooks(hooks.clock, hooks.report, check))
 
 
-def _fingerprint(run: GlideRun, files: Sequence[DataFile]) -> str:
+def _fingerprint(run: DraftRun, files: Sequence[DataFile]) -> str:
     """Return the hash of what must be equal for a checkpoint to be resumed."""
-    facts: dict[str, Any] = {
-        "data": [file.sha256 for file in files],
-        "settings": asdict(run.settings),
-    }
-    facts |= {"layers": run.draft.layers, "num_layers": run.draft.num_layers}
+    facts: dict[str, Any] = {"data": [file.sha256 for file in files]}
+    facts |= {"settings": asdict(run.settings), "loss": asdict(run.loss)}
+    facts |= {"layers": run.draft.layers, "num_layers": getattr(run, "num_layers", 1)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -137,28 +188,17 @@ def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
     return [read_data(path, limits, encode=encode) for path in paths]
 
 
-def _facts(run: GlideRun, trainer: Trainer) -> dict[str, Any]:
+def _facts(run: DraftRun, state: RunState, target: str) -> dict[str, Any]:
     """Return the provenance of the weights as they are now."""
-    state = trainer.state
     return {
-        "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
-        "settings": asdict(run.settings),
+        "licence": f"derived from {target} ({run.licence})",
+        "settings": {**asdict(run.settings), "loss": asdict(run.loss)},
         "started_from": run.draft.init_from and read_provenance(run.draft.init_from),
         "num_steps": state.step,
         "num_trained_tokens": state.num_tokens,
         "elapsed_seconds": round(state.elapsed_seconds, 1),
         "checks": state.history,
     }
-
-
-def _inputs(
-    run: GlideRun, target: LoadedModel, features: FeatureSet, vocab: Tensor, group: TrainGroup
-) -> Inputs:
-    longest = max(len(document.ids) for document in features.documents)
-    train, heldout = split_heldout(features.documents, run.settings.heldout)
-    dtype = getattr(torch, run.settings.precision.value)
-    frozen = borrowed(target, vocab, longest).to(group.device, dtype)
-    return Inputs(features, train, heldout, frozen)
 
 
 def forced_ids(target: LoadedModel) -> list[int]:
@@ -181,21 +221,21 @@ def first_draft(
     name, digest = target.model_id, target.tokenizer_hash
     config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
     if init_from is None:
-        vocab = _counted_vocab(target, config, files)
+        vocab = _counted_vocab(target, config.head_size, files)
         return init_from_target(target.model, replace(config, head_size=len(vocab))).train(), vocab
     model, vocab = load_weights(init_from)
     if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
         raise ModelMismatch(f"the weights in {init_from} are of another target or shape")
     if len(vocab) != config.head_size:
-        vocab = _counted_vocab(target, config, files)
+        vocab = _counted_vocab(target, config.head_size, files)
     model.config = replace(config, head_size=len(vocab))
     return model.float().requires_grad_(True).train(), vocab
 
 
-def _counted_vocab(target: LoadedModel, config: GlideConfig, files: Sequence[DataFile]) -> Tensor:
+def _counted_vocab(target: LoadedModel, size: int, files: Sequence[DataFile]) -> Tensor:
     documents = [document for data in files for document in data.documents]
-    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
-    return trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
+    counts = torch.from_numpy(token_counts(documents, model_parts(target.model).vocab_size))
+    return trimmed_vocab(counts, size, forced=forced_ids(target))
 
 
 def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:

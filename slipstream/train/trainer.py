@@ -6,25 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_files import read_tensors, write_tensors
 from slipstream.train.config import FLOOR, GRAD_CLIP, WARMUP, TrainSchedule, TrainSettings
 from slipstream.train.data import batches
 from slipstream.train.features import FeatureSet, TrainBatch
-from slipstream.train.glide import Blocks, Frozen, draw_blocks, glide_loss
+from slipstream.train.glide import LossSum, generated_positions
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
-from slipstream.train.heldout import (
-    Heldout,
-    HeldoutCounts,
-    generated_positions,
-    lag_matches,
-)
+from slipstream.train.heldout import Heldout, HeldoutCounts
 
 NUM_LAGS = 7
 _OPTIMIZER = "optimizer/"
@@ -64,12 +59,30 @@ class TrainHooks:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Documents with features, split, and the frozen parts of the target."""
+    """Documents with features, split."""
 
     features: FeatureSet
     train: Sequence[int]
     heldout: Sequence[int]
-    frozen: Frozen
+
+
+class Method(Protocol):
+    """A kind of draft in training: its module, its loss, and what is checked."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the trained module, alone in its process."""
+
+    def loss(self, trained: nn.Module, batch: TrainBatch, noise: Tensor) -> LossSum:
+        """Return the loss of `trained`, the module as the group has wrapped it, by uniform numbers
+        [B, 2] of each document."""
+
+    def matches(self, batch: TrainBatch, num_lags: int) -> Tensor:
+        """Return whether the draft proposes the likeliest token, [num_lags, B, T] bool: with the
+        newest i keys or states of the target hidden; false where none was generated."""
+
+    def save(self, directory: Path) -> None:
+        """Write the weights as they are now."""
 
 
 @dataclass(slots=True)
@@ -91,24 +104,24 @@ class Trainer:
 
     def __init__(
         self,
-        model: GlideModel,
+        method: Method,
         inputs: Inputs,
         settings: TrainSettings,
         *,
         group: TrainGroup = SINGLE_PROCESS,
     ) -> None:
-        self.model = model
         self.state = RunState()
+        self._method = method
         self._inputs = inputs
         self._settings = settings
         self._group = group
         self._optimizer = torch.optim.AdamW(
-            _groups(model, settings.weight_decay),
+            _groups(method.model, settings.weight_decay),
             lr=settings.schedule.lr,
             betas=(0.9, 0.95),
             fused=True,
         )
-        self._trained = group.wrap(model)
+        self._trained = group.wrap(method.model)
         documents = inputs.features.documents
         self._lengths = [len(documents[index].ids) for index in inputs.train]
 
@@ -139,7 +152,7 @@ class Trainer:
 
     def save(self, path: Path, fingerprint: str) -> None:
         """Write a checkpoint of the run with this fingerprint in place of the one before."""
-        tensors = dict(self.model.state_dict())
+        tensors = dict(self._method.model.state_dict())
         for number, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{number}/{key}": value for key, value in values.items()}
         state = json.dumps(asdict(self.state))
@@ -163,7 +176,7 @@ class Trainer:
         for name in [name for name in saved if name.startswith(_OPTIMIZER)]:
             number, key = name.removeprefix(_OPTIMIZER).split("/")
             optimizer.setdefault(int(number), {})[key] = saved.pop(name)
-        self.model.load_state_dict(saved)
+        self._method.model.load_state_dict(saved)
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": optimizer})
         self.state = RunState(**json.loads(about["state"]))
 
@@ -171,7 +184,7 @@ class Trainer:
         """Check on held-out text, by the lead; the others wait for it."""
         state = self.state
         if self._group.is_lead:
-            heldout = self.measure(self.model, NUM_LAGS)
+            heldout = self._measure()
             is_best = heldout.length > state.best_length
             state.best_length = max(heldout.length, state.best_length)
             rates = (("lag", heldout.acceptance), ("depth", heldout.survival))
@@ -180,14 +193,14 @@ class Trainer:
             hooks.check(Check(state.step, heldout, is_best))
         self._group.of_lead(0.0)
 
-    def measure(self, model: GlideModel, num_lags: int) -> Heldout:
-        """Return the rates of `model` on the held-out text, at lags 0 to `num_lags` - 1."""
-        inputs, counts = self._inputs, HeldoutCounts(num_lags)
+    def _measure(self) -> Heldout:
+        """Return the rates on the held-out text."""
+        inputs, counts = self._inputs, HeldoutCounts(NUM_LAGS)
         lengths = [len(inputs.features.documents[index].ids) for index in inputs.heldout]
         with self._group.autocast(self._settings.precision):
             for picked in batches(lengths, self._settings.batch_tokens, seed=0, epoch=0):
                 batch = inputs.features.batch([inputs.heldout[index] for index in picked])
-                matches = lag_matches(model, inputs.frozen, batch, counts.num_lags)
+                matches = self._method.matches(batch, counts.num_lags)
                 counts.add(matches, generated_positions(batch))
         return counts.result()
 
@@ -201,32 +214,33 @@ class Trainer:
                 yield [self._inputs.train[index] for index in picked]
             state.epoch, state.batch = state.epoch + 1, 0
 
-    def _share(self, picked: Sequence[int]) -> tuple[TrainBatch, Blocks]:
-        """Return this member's part of a batch; where there is none, a document of no weight."""
+    def _share(self, picked: Sequence[int]) -> tuple[TrainBatch, Tensor]:
+        """Return this member's part of a batch, and its uniform numbers [B, 2]; where there is no
+        part, a document of no weight."""
         settings, group = self._settings, self._group
         seed = (settings.seed * 1_000_003 + self.state.step) % 2**63
-        blocks = draw_blocks(len(picked), settings.loss, torch.Generator().manual_seed(seed))
+        noise = torch.rand(len(picked), 2, generator=torch.Generator().manual_seed(seed))
         if group.rank < len(picked):
-            own, blocks = picked[group.rank :: group.size], blocks.part(group.rank, group.size)
+            own, noise = picked[group.rank :: group.size], noise[group.rank :: group.size]
             batch = self._inputs.features.batch(own)
         else:
-            batch, blocks = self._inputs.features.batch(picked[:1]), blocks.part(0, len(picked))
+            batch, noise = self._inputs.features.batch(picked[:1]), noise[:1]
             batch = replace(batch, lengths=torch.zeros_like(batch.lengths))
-        return batch, blocks.to(group.device)
+        return batch, noise.to(group.device)
 
     def _step(self, picked: Sequence[int], lr: float, meter: "_Meter") -> None:
         settings, state, group = self._settings, self.state, self._group
-        batch, blocks = self._share(picked)
         optimizer = self._optimizer
         for parameters in optimizer.param_groups:
             parameters["lr"] = lr
         optimizer.zero_grad(set_to_none=True)
         with group.autocast(settings.precision):
-            part = glide_loss(self._trained, self._inputs.frozen, batch, blocks, settings.loss)
+            batch, noise = self._share(picked)
+            part = self._method.loss(self._trained, batch, noise)
         weight = group.total(part.weight).clamp_min(1.0)
         # The wrapped model takes the mean over the members; wanted is the sum.
         (part.value * (group.size / weight)).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRAD_CLIP)
+        torch.nn.utils.clip_grad_norm_(self._method.model.parameters(), GRAD_CLIP)
         optimizer.step()
         state.step += 1
         num_tokens = sum(len(self._inputs.features.documents[index].ids) for index in picked)
@@ -274,7 +288,7 @@ def learning_rate(schedule: TrainSchedule, done: float) -> float:
     return schedule.lr * (FLOOR + (1 - FLOOR) * falling)
 
 
-def _groups(model: GlideModel, weight_decay: float) -> list[dict[str, object]]:
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     matrices = [value for value in model.parameters() if value.ndim > 1]
     others = [value for value in model.parameters() if value.ndim <= 1]
     return [

@@ -33,8 +33,8 @@ def config_for_target(
     if beyond:
         raise ModelMismatch(f"layers {beyond} do not exist, the target has {parts.num_layers}")
     if getattr(text, "hidden_act", "silu") != "silu":
-        raise ModelMismatch(f"the target's activation is {text.hidden_act}, GliDe's is silu")
-    attention = _layers(model)[-1].self_attn
+        raise ModelMismatch(f"the target's activation is {text.hidden_act}, a draft's is silu")
+    attention = llama_layers(model)[-1].self_attn
     return GlideConfig(
         target_model=name,
         tokenizer_hash=tokenizer_hash,
@@ -58,7 +58,7 @@ def init_from_target(model: Any, config: GlideConfig) -> GlideModel:
     """A float32 draft: self-attention and MLP from the target's last layers, each
     cross-attention's norm, query and output from the layer it reads, final norm the target's.
     """
-    draft, layers = GlideModel(config), _layers(model)
+    draft, layers = GlideModel(config), llama_layers(model)
     with torch.no_grad():
         for layer, source in zip(draft.layers, layers[-config.num_layers :], strict=True):
             _copy_layer(layer, source)
@@ -79,7 +79,8 @@ def trimmed_vocab(counts: Tensor, size: int, *, forced: Sequence[int]) -> Tensor
     return order[: max(size, len(set(forced)))].sort().values
 
 
-def _layers(model: Any) -> Sequence[Any]:
+def llama_layers(model: Any) -> Sequence[Any]:
+    """Return the layers of a model; ModelMismatch where they are not like Llama's."""
     layers = getattr(model.get_decoder(), "layers", None)
     wanted = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
     if layers is None or not all(hasattr(layers[-1], name) for name in wanted):
@@ -92,18 +93,19 @@ def _copy_layer(layer: GlideLayer, source: Any) -> None:
     layer.self_norm.weight.copy_(source.input_layernorm.weight)
     layer.mlp_norm.weight.copy_(source.post_attention_layernorm.weight)
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
-        _copy(getattr(layer.self_attn, name), getattr(source.self_attn, name, None), name)
+        copy_linear(getattr(layer.self_attn, name), getattr(source.self_attn, name, None), name)
     for name in ("gate_proj", "up_proj", "down_proj"):
-        _copy(getattr(layer.mlp, name), getattr(source.mlp, name), name)
+        copy_linear(getattr(layer.mlp, name), getattr(source.mlp, name), name)
 
 
 def _copy_cross(cross: GlideCrossAttention, source: Any) -> None:
     cross.norm.weight.copy_(source.input_layernorm.weight)
     for name in ("q_proj", "q_norm", "o_proj"):
-        _copy(getattr(cross, name), getattr(source.self_attn, name, None), name)
+        copy_linear(getattr(cross, name), getattr(source.self_attn, name, None), name)
 
 
-def _copy(into: nn.Module | None, source: Any, name: str) -> None:
+def copy_linear(into: nn.Module | None, source: Any, name: str) -> None:
+    """Copy weights and biases of a part; ModelMismatch where they do not fit."""
     if into is None and source is None:
         return
     if into is None or source is None:

@@ -10,20 +10,20 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
-from slipstream.train.run import DraftSettings, GlideRun, train_glide
+from slipstream.train.config import EagleLoss, GlideLoss, TrainSchedule, TrainSettings
+from slipstream.train.run import DraftSettings, EagleRun, GlideRun, train_draft
 from slipstream.train.trainer import Check, TrainHooks
 from support.models import tiny_glide as tiny
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
 SETTINGS = TrainSettings(
     TrainSchedule(steps=6),
-    LossSettings(block_min=2, block_max=4),
     batch_tokens=40,
     heldout=2,
     report_seconds=2.0,
     export_minutes=1e6,
 )
+LOSS = GlideLoss(block_min=2, block_max=4)
 CHECKED = replace(SETTINGS, export_minutes=0.05)
 """Train with a held-out check every few steps, not only at the end."""
 
@@ -47,19 +47,27 @@ def training_place(base: Path, **changes: Any) -> Path:
 
 
 def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
-    own = ("layers", "num_layers", "head_size", "init_from")
+    command = ("slipstream", "train", "glide")
+    return GlideRun(loss=LOSS, command=command, **_values(place, out, "1,3", changes))
+
+
+def eagle_run(place: Path, out: Path, **changes: Any) -> EagleRun:
+    command, loss = ("slipstream", "train", "eagle3"), EagleLoss(unrolled=3)
+    return EagleRun(loss=loss, command=command, **_values(place, out, "1,2,3", changes))
+
+
+def _values(place: Path, out: Path, layers: str, changes: dict[str, Any]) -> dict[str, Any]:
+    own = ("layers", "head_size", "init_from")
     draft = {name: changes.pop(name) for name in own if name in changes}
+    target = {"target": str(place / "target"), "layers": layers, "head_size": 30}
     values = {
-        "draft": DraftSettings(
-            target=str(place / "target"), **{"layers": "1,3", "head_size": 30, **draft}
-        ),
+        "draft": DraftSettings(**{**target, **draft}),
         "data": (place / "data.jsonl",),
         "out": out / "weights",
         "settings": SETTINGS,
         "licence": "none",
-        "command": ("slipstream", "train", "glide"),
     }
-    return GlideRun(**{**values, **changes})
+    return {**values, **changes}
 
 
 def hooks(check: Any = lambda result: None) -> TrainHooks:
@@ -68,12 +76,12 @@ def hooks(check: Any = lambda result: None) -> TrainHooks:
     return TrainHooks(lambda: float(next(ticks)), lambda report: None, check)
 
 
-def train(run: GlideRun, check: Any = lambda result: None) -> list[Check]:
+def train(run: GlideRun | EagleRun, check: Any = lambda result: None) -> list[Check]:
     checks: list[Check] = []
 
     def told(result: Check) -> None:
         checks.append(result)
         check(result)
 
-    train_glide(run, hooks(told))
+    train_draft(run, hooks(told))
     return checks

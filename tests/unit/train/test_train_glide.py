@@ -6,16 +6,17 @@ import torch.nn.functional as F
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.models.glide.glide import Rope
-from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
+from slipstream.train.config import GlideLoss, TrainSchedule, TrainSettings
 from slipstream.train.features import TrainBatch
 from slipstream.train.glide import (
     Blocks,
     Frozen,
+    GlideMethod,
+    Goal,
     LossSum,
     TrimmedLoss,
     block_mask,
-    draw_blocks,
-    glide_loss,
+    blocks_of,
     greedy_matches,
     lag_mask,
     position_weights,
@@ -55,7 +56,8 @@ def batch(lengths=(4, 6), num_prompts=(2, 5)):
 
 def test_no_query_ever_reads_its_own_or_a_later_position():
     for seed in range(20):
-        drawn = draw_blocks(2, LossSettings(), torch.Generator().manual_seed(seed))
+        noise = torch.rand(2, 2, generator=torch.Generator().manual_seed(seed))
+        drawn = blocks_of(noise, GlideLoss())
         allowed = block_mask(6, drawn)[:, 0] == 0
         assert allowed.any(-1).all()
         late = torch.triu(torch.ones(6, 6, dtype=torch.bool))
@@ -69,21 +71,22 @@ def test_the_prediction_of_the_first_generated_token_counts_in_full():
 
 
 @pytest.mark.parametrize(("kl", "accepted"), [(1.0, 0.0), (0.0, 1.0), (0.5, 2.0)])
-def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, accepted):
+def test_the_blockwise_loss_and_its_gradients_are_those_of_the_formula(kl, accepted):
     generator = torch.Generator().manual_seed(0)
-    draft, target = (torch.randn(600, 8, generator=generator) for _ in range(2))
-    head, weights = torch.randn(20, 8, generator=generator), torch.rand(600, generator=generator)
-    draft.requires_grad_()
-    logs = F.log_softmax(draft @ head.T, -1)
+    drafts, target = (torch.randn(*size, 8, generator=generator) for size in ((2, 600), (600,)))
+    head, own = (torch.randn(20, 8, generator=generator) for _ in range(2))
+    weights = torch.rand(2, 600, generator=generator)
+    trained = [drafts.requires_grad_(), own.requires_grad_()]
+    logs = F.log_softmax(drafts @ own.T, -1)
     distribution = F.softmax(target @ head.T, -1)
     chance = torch.minimum(distribution, logs.exp()).sum(-1)
-    expected = kl * -(distribution * logs).sum(-1) - accepted * chance.log()
-    (wanted,) = torch.autograd.grad(expected @ weights, draft)
-    settings = LossSettings(kl_weight=kl, acceptance_weight=accepted)
-    losses = TrimmedLoss.apply(draft, target, head, settings)
-    (gradient,) = torch.autograd.grad(losses @ weights, draft)
-    torch.testing.assert_close(losses, expected)
-    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+    expected = ((kl * -(distribution * logs).sum(-1) - accepted * chance.log()) * weights).sum()
+    wanted = torch.autograd.grad(expected, trained)
+    settings = GlideLoss(kl_weight=kl, acceptance_weight=accepted)
+    found = TrimmedLoss.apply(drafts, own, Goal(target, head, weights), settings)
+    torch.testing.assert_close(found, expected)
+    gradients = torch.autograd.grad(found, trained)
+    torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
 
 
 class Echo(torch.nn.Module):
@@ -101,10 +104,11 @@ def test_every_position_of_the_text_weighs_the_loss():
     ids = torch.tensor([[1, 2, 3, 4, 5, 1]])
     argmax = torch.tensor([[1, 0, 3, 4, 0, 1]])
     data = TrainBatch(ids, (), torch.eye(6)[argmax], argmax, torch.tensor([6]), torch.tensor([1]))
-    settings = LossSettings(hidden_weight=0.0)
-    losses = TrimmedLoss.apply(torch.eye(6)[ids[0]], torch.eye(6)[argmax[0]], frozen.head, settings)
-    found = glide_loss(Echo(), frozen, data, blocks([3], [0]), settings)
-    torch.testing.assert_close(found, LossSum(losses.sum(), torch.tensor(6.0)))
+    settings = GlideLoss(hidden_weight=0.0)
+    goal = Goal(torch.eye(6)[argmax[0]], frozen.head, torch.ones(1, 6))
+    value = TrimmedLoss.apply(torch.eye(6)[ids], frozen.head, goal, settings)
+    found = GlideMethod(Echo(), frozen, settings).loss(Echo(), data, torch.zeros(1, 2))
+    torch.testing.assert_close(found, LossSum(value, torch.tensor(6.0)))
 
 
 def test_a_chain_is_one_query_a_lag_longer_each_step():
@@ -133,10 +137,10 @@ def test_a_match_compares_target_ids_not_columns():
 @pytest.mark.parametrize(
     ("kind", "values", "reason"),
     [
-        (LossSettings, {"prompt_weight": 1.5}, "prompt_weight is 1.5"),
-        (LossSettings, {"kl_weight": float("nan")}, "kl_weight is nan"),
-        (LossSettings, {"acceptance_weight": -1.0}, "acceptance_weight is -1.0"),
-        (LossSettings, {"kl_weight": 0.0, "hidden_weight": 0.0}, "nothing to learn"),
+        (GlideLoss, {"prompt_weight": 1.5}, "prompt_weight is 1.5"),
+        (GlideLoss, {"kl_weight": float("nan")}, "kl_weight is nan"),
+        (GlideLoss, {"acceptance_weight": -1.0}, "acceptance_weight is -1.0"),
+        (GlideLoss, {"kl_weight": 0.0, "hidden_weight": 0.0}, "nothing to learn"),
         (TrainSchedule, {}, "either a number of steps"),
         (TrainSchedule, {"steps": 5, "minutes": 1.0}, "not both or neither"),
         (TrainSchedule, {"steps": 0}, "steps is 0"),

@@ -17,8 +17,7 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.features import FeatureSet
 from slipstream.train.four_bits.quantise import PROVENANCE_NAME, input_moments
-from slipstream.train.glide import lag_mask, states
-from slipstream.train.heldout import generated_positions
+from slipstream.train.glide import generated_positions, lag_mask, states
 from slipstream.train.run import borrowed
 from support.models.tiny_training import glide_run, train, training_place
 

@@ -14,16 +14,26 @@ from safetensors.torch import load_file
 
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.models.eagle.eagle_weights import read_layers
 from slipstream.models.glide.glide_config import read_config
 from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.load import load_glide, target_parts
 from slipstream.models.scorer import Sync
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.config import TrainSchedule, TrainSettings
-from slipstream.train.run import train_glide
+from slipstream.train.run import train_draft
 from slipstream.train.trainer import TrainHooks
 from support.commands import IMPORT_PATH, ran
-from support.models.tiny_training import CHECKED, SETTINGS, glide_run, hooks, train, training_place
+from support.models.tiny_training import (
+    CHECKED,
+    LOSS,
+    SETTINGS,
+    eagle_run,
+    glide_run,
+    hooks,
+    train,
+    training_place,
+)
 
 TESTS = Path(__file__).parents[2]
 
@@ -53,7 +63,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     scores = scorer.score([Sync(scorer.open(8), [1, 2, 3], None)])
     assert np.isfinite(scores.logits).all()
     assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
-    assert scorer.max_lag == SETTINGS.loss.block_max
+    assert scorer.max_lag == LOSS.block_max
     record = provenance(tmp_path)
     assert record["command"] == "slipstream train glide"
     assert record["licence"] == "derived from target (none)"
@@ -69,13 +79,14 @@ def step_of(run):
         return json.loads(file.metadata()["state"])["step"]
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
+@pytest.mark.parametrize("kind_run", [glide_run, eagle_run])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path, kind_run):
     def interrupt(check):
         if check.step > 1:
             raise KeyboardInterrupt
 
     whole, broken = (
-        glide_run(place, tmp_path / name, settings=CHECKED) for name in ("whole", "broken")
+        kind_run(place, tmp_path / name, settings=CHECKED) for name in ("whole", "broken")
     )
     train(whole)
     with pytest.raises(KeyboardInterrupt):
@@ -89,21 +100,21 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
     with pytest.raises(TrainingError, match="other data or settings"):
         train(replace(broken, settings=other, resume=True))
     with pytest.raises(TrainingError, match="no checkpoint to resume from"):
-        train(glide_run(place, tmp_path / "none", resume=True))
+        train(kind_run(place, tmp_path / "none", resume=True))
 
 
-def test_training_lowers_the_loss(place, tmp_path):
-    losses = []
+@pytest.mark.parametrize("kind_run", [glide_run, eagle_run])
+def test_training_lowers_the_loss(tmp_path, kind_run):
+    losses, place = [], training_place(tmp_path, initializer_range=0.2)
     settings = TrainSettings(
         TrainSchedule(steps=40, lr=4e-3),
-        SETTINGS.loss,
         batch_tokens=200,
         heldout=2,
         report_seconds=2.0,
         export_minutes=1e6,
     )
     look = TrainHooks(hooks().clock, lambda report: losses.append(report.loss), lambda check: None)
-    train_glide(glide_run(place, tmp_path, settings=settings), look)
+    train_draft(kind_run(place, tmp_path, settings=settings), look)
     assert losses[-1] < losses[0] - 0.1
 
 
@@ -140,8 +151,8 @@ def test_exported_weights_are_those_of_the_best_check(place, tmp_path):
     assert all(torch.equal(value, best["tensors"][name]) for name, value in last.items())
 
 
-def command(place, out, *more):
-    base = ["train", "glide", "--target", str(place / "target"), "--out", str(out / "w")]
+def command(place, out, *more, kind="glide"):
+    base = ["train", kind, "--target", str(place / "target"), "--out", str(out / "w")]
     base += ["--data", str(place / "data.jsonl")]
     return exit_code([*base, *more])
 
@@ -172,6 +183,9 @@ def test_the_command_trains_and_reports_its_checks(place, tmp_path, capsys):
     assert command(place, tmp_path, *options, *threads, "--heldout", "2") == 0
     assert "acceptance by lag" in capsys.readouterr().out
     assert read_config(tmp_path / "w").target_layers == (1, 3)
+    more = ["--steps", "1", "--layers", "0,2", "--head-size", "30", "--heldout", "2"]
+    assert command(place, tmp_path / "e", *more, kind="eagle3") == 0
+    assert read_layers(tmp_path / "e/w", 4) == (0, 2)
 
 
 # Three documents in a batch: an uneven share for two members, and batches of one for the rest.
