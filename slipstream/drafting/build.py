@@ -230,7 +230,7 @@ def _eagle(folder: Path, target: DraftTarget) -> DraftModel:
     weights = read_eagle(folder, parts.num_layers)
     scorer = eagle_scorer(weights, parts, is_scaled=target.dtype == FP8)
     # Heads name no tokenizer: sizes alone tell that they are for this target.
-    pair = ModelPair(target.model_id, EAGLE + folder.name, target.tokenizer_hash or "")
+    pair = ModelPair(target.model_id, EAGLE + folder.name, parts.tokenizer_hash or "")
     return _reading("eagle3", scorer, folder, folder, target, pair)
 
 
