@@ -1,8 +1,8 @@
 """Methods that a benchmark compares, named by a small grammar.
 
-A method is a base and modifiers: `glide+cape+svip=0.4+depth=8`. Bare `glide` and `vanilla:MODEL`
-are the classic: a chain of fixed length 5 in every round. `best`, or `auto`, is the default of the
-draft, and `forced` the same in every round.
+A method is a base and modifiers: `glide+cape+svip=0.4+depth=8`. Bare `glide`, `eagle3` and
+`vanilla:MODEL` are the classic: a chain of fixed length 5 in every round. `best`, or `auto`, is the
+default of the draft, and `forced` the same in every round.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
 
-Base = Literal["plain", "ngram", "glide", "vanilla", "best"]
+Base = Literal["plain", "ngram", "glide", "eagle3", "vanilla", "best"]
 
 PLAIN = "plain"
 CLASSIC_DEPTH = 5
 GRAMMAR = (
-    "a base (plain, ngram, glide, vanilla:MODEL, best, auto or forced) and any of +chain, +cape,"
-    " +dynamic, +product=4x2x2, +fixed, +svip[=h], +decision[=h], +cost[=r], +depth=N,"
+    "a base (plain, ngram, glide, eagle3, vanilla:MODEL, best, auto or forced) and any of +chain,"
+    " +cape, +dynamic, +product=4x2x2, +fixed, +svip[=h], +decision[=h], +cost[=r], +depth=N,"
     " +nodes=N, +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto"
 )
 
