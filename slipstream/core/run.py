@@ -192,8 +192,7 @@ class Run:
             num_output_tokens=len(self.output),
             timings=Timings(first_s, elapsed_s - first_s, **self._seconds),
             speculation=self._outcomes.summary(
-                num_spec_tokens=settings.longest_path,
-                lossless=settings.verification.is_lossless,
+                num_spec_tokens=settings.longest_path, lossless=settings.verification.is_lossless
             ),
             continuity=self._continuity(),
         )

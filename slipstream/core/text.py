@@ -66,11 +66,7 @@ class TextStream:
     """Turns one request's tokens into text, as they come."""
 
     def __init__(
-        self,
-        decode: Callable[[Sequence[int]], str],
-        stop: Sequence[str] = (),
-        *,
-        num_sent: int = 0,
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), *, num_sent: int = 0
     ) -> None:
         """`num_sent` leading tokens, and their text, were emitted before: they are taken in, but
         not emitted again."""

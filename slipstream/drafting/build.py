@@ -26,7 +26,7 @@ from slipstream.models.format.resolve import resolve_head
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, GlideConfig
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.load import eagle_scorer, glide_chains, glide_folder, load_glide
+from slipstream.models.glide.load import draft_scorer, glide_chains, glide_folder, load_glide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loaded import require_same_numbering
@@ -148,12 +148,7 @@ class DraftModel:
             length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
             chains = glide_chains(self.scorer, length, self.decision, profile)
         return LocalDraft(
-            self.scorer,
-            target_kv,
-            decision=self.score,
-            profile=profile,
-            pool=pool,
-            chains=chains,
+            self.scorer, target_kv, decision=self.score, profile=profile, pool=pool, chains=chains
         )
 
     def drafter(self, profile: Profile | None = None) -> Drafter:
@@ -228,7 +223,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
 def _eagle(folder: Path, target: DraftTarget) -> DraftModel:
     parts = _parts(target)
     weights = read_eagle(folder, parts.num_layers)
-    scorer = eagle_scorer(weights, parts, is_scaled=target.dtype == FP8)
+    scorer = draft_scorer(weights, parts, is_scaled=target.dtype == FP8)
     # Heads name no tokenizer: sizes alone tell that they are for this target.
     pair = ModelPair(target.model_id, EAGLE + folder.name, parts.tokenizer_hash or "")
     return _reading("eagle3", scorer, folder, folder, target, pair)

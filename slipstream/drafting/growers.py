@@ -12,14 +12,7 @@ from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.policy.stop import Stop
 from slipstream.core.stop_reasons import AHEAD, TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import (
-    NodeStats,
-    Plan,
-    Proposal,
-    Shape,
-    SparseDistribution,
-    Verification,
-)
+from slipstream.core.types import NodeStats, Plan, Proposal, Shape, SparseDistribution, Verification
 from slipstream.drafting.growth import Growth, ProposalSteps, Steps
 from slipstream.drafting.reader import Candidates
 

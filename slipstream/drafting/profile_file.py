@@ -44,12 +44,7 @@ def profile_file(profile: Profile, pair: ModelPair, notes: Mapping[str, Any]) ->
         "tokenizer_hash": pair.tokenizer_hash,
         "weights_sha256": dict(pair.weights_sha256),
     }
-    return {
-        "format_version": FORMAT_VERSION,
-        **notes,
-        "models": models,
-        "profile": asdict(profile),
-    }
+    return {"format_version": FORMAT_VERSION, **notes, "models": models, "profile": asdict(profile)}
 
 
 def read_profile(path: Path, pair: ModelPair) -> Profile:

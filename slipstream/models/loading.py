@@ -40,11 +40,7 @@ Engine = Literal["native", "torch", "cuda"]
 
 
 def load_model(
-    name: str,
-    *,
-    dtype: str = AUTO,
-    device: str = CPU,
-    num_ranks: int = 1,
+    name: str, *, dtype: str = AUTO, device: str = CPU, num_ranks: int = 1
 ) -> LoadedModel:
     """Load a model to serve, by alias, path or hub id: a source of weights for native code where
     that computes it, without transformers; else as `load_target_parts` does, which lists errors."""

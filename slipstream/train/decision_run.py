@@ -16,13 +16,7 @@ from slipstream.core.errors import TrainingError
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import fit_calibration
 from slipstream.core.types import SamplingParams
-from slipstream.models.decision import (
-    DECISION_NAME,
-    GREEDY,
-    SAMPLED,
-    DecisionModel,
-    save_decision,
-)
+from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, DecisionModel, save_decision
 from slipstream.models.glide.load import glide_folder, load_glide
 from slipstream.options import check_bounds, group, option, required
 from slipstream.revision import code_revision

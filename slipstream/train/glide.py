@@ -53,11 +53,7 @@ def block_mask(length: int, blocks: Blocks, *, dtype: torch.dtype = torch.float3
 
 
 def lag_mask(
-    length: int,
-    lag: int,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
+    length: int, lag: int, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
 ) -> Tensor:
     """Return the cross mask [1, 1, T, T] without the newest `lag` keys before each query.
 

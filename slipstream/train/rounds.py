@@ -118,10 +118,7 @@ class RoundRecorder:
         )
         self._facts = DraftFacts("glide", Profile(), max_lag=scorer.max_lag)
         self._speculation = SpeculationOptions(
-            mode=Mode.FORCED,
-            shape=Shape.CHAIN,
-            stop=StopPolicy.FIXED,
-            max_draft_tokens=depth,
+            mode=Mode.FORCED, shape=Shape.CHAIN, stop=StopPolicy.FIXED, max_draft_tokens=depth
         )
 
     def record(

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
+from slipstream.models.eagle.eagle_config import default_layers
 from slipstream.models.eagle.eagle_init import (
     head_config,
     head_from_target,
     load_eagle,
     published_config,
-    usual_layers,
 )
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
@@ -130,7 +130,7 @@ class EagleRun(DraftRun):
     def start(self, target: LoadedModel, files: Sequence[DataFile]) -> tuple[Method, FeatureSet]:
         """Return the head as it starts, on the target's device, and what it learns from."""
         model, count = target.model, model_parts(target.model).num_layers
-        layers = self.draft.layers_of(usual_layers(count))
+        layers = self.draft.layers_of(default_layers(count))
         config = head_config(model, layers, self.draft.head_size)
         if self.draft.init_from is None:
             vocab = _counted_vocab(target, config.head_size, files)

@@ -180,11 +180,7 @@ class LocalTarget:
             held.cache = None
 
     def _decide(
-        self,
-        entry: ScheduledRequest,
-        slots: Sequence[int],
-        decision: Decision,
-        offer: Offer | None,
+        self, entry: ScheduledRequest, slots: Sequence[int], decision: Decision, offer: Offer | None
     ) -> None:
         request = entry.request
         try:

@@ -75,10 +75,7 @@ class GrammarConstraint:
     """`core.verify.distribution.Constraint` by one grammar, for one thread at a time."""
 
     def __init__(
-        self,
-        compiled: CompiledGrammar,
-        tokenizer: "LLTokenizer",
-        stop_token_ids: frozenset[int],
+        self, compiled: CompiledGrammar, tokenizer: "LLTokenizer", stop_token_ids: frozenset[int]
     ) -> None:
         self.grammar = compiled.grammar
         self.stop_token_ids = stop_token_ids

@@ -141,11 +141,7 @@ def _with_copies(proposal: Proposal, grown: Grown) -> Proposal:
         return proposal
     stopped_by = proposal.stopped_by if _is_drafted(proposal) else LOOKUP
     return replace(
-        proposal,
-        tree=grown.tree,
-        stats=(),
-        stopped_by=stopped_by,
-        sources=grown.sources,
+        proposal, tree=grown.tree, stats=(), stopped_by=stopped_by, sources=grown.sources
     )
 
 

@@ -48,11 +48,7 @@ class CostCurve:
     """
 
     def __init__(
-        self,
-        points: Sequence[tuple[int, float]],
-        *,
-        tile: int | None = None,
-        session_s: float = 0,
+        self, points: Sequence[tuple[int, float]], *, tile: int | None = None, session_s: float = 0
     ) -> None:
         """`points` are (rows, seconds) of one session, ascending; `session_s` adds every other."""
         rows = [rows for rows, _ in points]
@@ -169,12 +165,7 @@ class Costs:
 
 
 def learn(
-    forward: Forward,
-    clock: Clock,
-    *,
-    seconds: float,
-    max_rows: int = 128,
-    tile: int | None = None,
+    forward: Forward, clock: Clock, *, seconds: float, max_rows: int = 128, tile: int | None = None
 ) -> Costs:
     """Time forwards of rising size, over and over for so many seconds; the fastest of each count.
 

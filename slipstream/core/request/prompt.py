@@ -190,11 +190,7 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     call_id = call_id if isinstance(call_id, str) else ""
     for text in (call_id, name, arguments):
         check_unicode(text, place)
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 MAX_PARTS = 16_384

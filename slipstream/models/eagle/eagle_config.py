@@ -1,6 +1,7 @@
 """Description of an EAGLE-3 head: its shapes, and the hidden states of the target that it reads."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slipstream.models.format.rope import Rotary
 
@@ -36,6 +37,7 @@ class EagleConfig:
     norms_each_state: bool = False
     norms_output: bool = False
     max_lag: int = 32
+    num_layers: ClassVar = 1
 
 
 def default_layers(num_layers: int) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.core.errors import ModelMismatch
 from slipstream.files import write_json
 from slipstream.models.eagle.eagle import EagleModel
-from slipstream.models.eagle.eagle_config import EagleConfig
+from slipstream.models.eagle.eagle_config import EagleConfig, default_layers
 from slipstream.models.eagle.eagle_weights import read_eagle
 from slipstream.models.format.rope import Rotary
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
@@ -100,7 +100,7 @@ def published_config(model: Any, config: EagleConfig) -> dict[str, Any]:
     rope = dict(text.rope_parameters)
     theta, kind = rope.pop("rope_theta"), rope.get("rope_type", "default")
     layers: dict[str, Any] = {}
-    if config.target_layers != usual_layers(count):
+    if config.target_layers != default_layers(count):
         layers = {_LAYERS: list(config.target_layers)}
         outputs = [layer - 1 for layer in config.target_layers]
         layers["eagle_config"] = {_LAYERS: outputs, "use_aux_hidden_state": True}
@@ -125,8 +125,3 @@ def published_config(model: Any, config: EagleConfig) -> dict[str, Any]:
 
 _FROM_TARGET = ("max_position_embeddings", "bos_token_id", "eos_token_id")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
-
-
-def usual_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs EAGLE-3 reads where none are named."""
-    return (2, num_layers // 2, num_layers - 3)

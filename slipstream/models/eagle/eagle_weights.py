@@ -47,6 +47,7 @@ _USUAL |= {"use_last_layernorm": True, "next_layer_regular": True, "parallel_dra
 """Fields of `eagle_config` that have one value in the heads that are read here."""
 _EMBEDDING, _HEAD, _D2T, _T2D = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 _ATTENTION = "midlayer.self_attn"
+_FIRST = re.compile(r"^layers\.0\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def read_eagle(folder: Path, num_layers: int) -> EagleWeights:
         if (folder / "pytorch_model.bin").is_file() and not any(folder.glob("*.safetensors")):
             raise WeightsError(f"{folder} has pytorch_model.bin alone: {PICKLED}")
         files = Safetensors(folder)
-        names = {_canonical(name): name for name in files.names()}
+        names = {_FIRST.sub("midlayer.", it.removeprefix("model.")): it for it in files.names()}
         if _HEAD not in names and "midlayer.hidden_norm.weight" not in names:
             raise WeightsError(
                 f"{folder} has an EAGLE-1 or EAGLE-2 head, which reads one hidden state and has no"
@@ -175,10 +176,6 @@ def _vocab(
     if not rising or int(vocab[0]) < 0 or int(vocab[-1]) >= config.vocab_size:
         raise WeightsError(f"the ids of {folder} don't ascend within 0..{config.vocab_size - 1}")
     return vocab
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"^layers\.0\.", "midlayer.", name.removeprefix("model."))
 
 
 def _wide(values: Array) -> Array:

@@ -76,7 +76,9 @@ class Safetensors:
             raise WeightsError(f"{name} in {place.path} has the type {place.type}")
         with reading(f"{name} in {place.path}"):
             if place.path not in self._maps:
-                self._maps[place.path] = _mapped(place.path)
+                with place.path.open("rb") as file:  # torch needs memory that may be written to
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._maps[place.path] = mapped
             values = np.frombuffer(
                 self._maps[place.path], types[place.type], math.prod(place.shape), place.start
             )
@@ -109,8 +111,3 @@ def _places(path: Path) -> dict[str, _Place]:
         )
         for name, entry in header.items()
     }
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:  # private memory may be written to, which torch needs
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -12,6 +12,7 @@ import numpy as np
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import path_of
 from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.eagle.eagle_scorer import EagleScorer
 from slipstream.models.eagle.eagle_weights import EagleWeights, check_eagle_target
 from slipstream.models.format.folder import reading
@@ -65,51 +66,43 @@ def shipped_folder(model_id: str) -> Path:
 
 
 def load_glide(path: Path, target: TargetParts, *, is_scaled: bool = False) -> GlideScorer:
-    """A scorer from a weights directory and the parts of its target; see `glide_scorer`.
+    """A scorer from a weights directory and the parts of its target; see `draft_scorer`.
 
     WeightsError when the files are broken, ModelMismatch when they belong to another target.
     """
     with reading(path):
         weights = read_glide(path)
         check_target(weights.config, target)
-        return glide_scorer(weights, target, is_scaled=is_scaled)
+        return draft_scorer(weights, target, is_scaled=is_scaled)
 
 
-def glide_scorer(
-    weights: GlideWeights,
+def draft_scorer(
+    weights: GlideWeights | EagleWeights,
     target: TargetParts,
     *,
     dtype: "np.dtype[Any] | None" = None,
     native: bool = True,
     is_scaled: bool = False,
 ) -> GlideScorer:
-    """Return a scorer with these weights. `dtype` is that of keys and values, by default the
-    target's; `native` False leaves all to torch, which alone has chains and, where it `is_scaled`,
-    computes products in 8-bit floats."""
-    config = weights.config
-    sizes = config.num_layers, config.num_kv_heads, config.head_dim
-    layout = KvLayout(*sizes, dtype or target.dtype, target.device)
-    backend = _backend(weights, target, layout, native=native, is_scaled=is_scaled)
-    return GlideScorer(config, weights.vocab, layout, backend)
+    """Return a scorer with these weights of a GliDe draft or an EAGLE-3 head. `dtype` is that of
+    keys and values, by default the target's; `native` False leaves all to torch, which alone has
+    chains on a device and, where it `is_scaled`, computes products in 8-bit floats.
 
-
-def eagle_scorer(
-    weights: EagleWeights,
-    target: TargetParts,
-    *,
-    dtype: "np.dtype[Any] | None" = None,
-    native: bool = True,
-    is_scaled: bool = False,
-) -> EagleScorer:
-    """Return a scorer with these weights of an EAGLE-3 head; options as in `glide_scorer`.
-
-    Raises `ModelMismatch` for weights of another target.
+    Raises `ModelMismatch` for a head of another target.
     """
     config = weights.config
-    check_eagle_target(config, target)
-    layout = KvLayout(1, config.num_kv_heads, config.head_dim, dtype or target.dtype, target.device)
-    backend = _backend(weights, target, layout, native=native, is_scaled=is_scaled)
-    return EagleScorer(config, weights.vocab, layout, backend, target.num_layers)
+    if isinstance(config, EagleConfig):
+        check_eagle_target(config, target)
+    sizes = config.num_layers, config.num_kv_heads, config.head_dim
+    layout = KvLayout(*sizes, dtype or target.dtype, target.device)
+    backend: Any = _native(weights, target, layout) if native else None
+    if backend is None:
+        from slipstream.models.eagle.eagle_torch import torch_draft
+
+        backend = torch_draft(weights, target, layout, is_scaled=is_scaled)
+    if isinstance(config, EagleConfig):
+        return EagleScorer(config, weights.vocab, layout, backend, target.num_layers)
+    return GlideScorer(config, weights.vocab, layout, backend)
 
 
 def glide_chains(
@@ -161,23 +154,6 @@ def _torch_parts() -> ModuleType:
     from slipstream.models.glide import torch_parts
 
     return torch_parts
-
-
-def _backend(
-    weights: GlideWeights | EagleWeights,
-    target: TargetParts,
-    layout: KvLayout,
-    *,
-    native: bool,
-    is_scaled: bool,
-) -> Any:
-    """Return what computes a draft: native code where it may and can, else torch."""
-    backend = _native(weights, target, layout) if native else None
-    if backend is None:
-        from slipstream.models.eagle.eagle_torch import torch_draft
-
-        backend = torch_draft(weights, target, layout, is_scaled=is_scaled)
-    return backend
 
 
 def _native(

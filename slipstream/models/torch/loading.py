@@ -33,11 +33,7 @@ from slipstream.models.torch.transformers_model import MAKING, account_config
 
 
 def load_target_parts(
-    name: str,
-    *,
-    dtype: str = AUTO,
-    device: str = CPU,
-    num_ranks: int = 1,
+    name: str, *, dtype: str = AUTO, device: str = CPU, num_ranks: int = 1
 ) -> LoadedModel:
     """Load any decoder-only model of transformers by alias, path or hub id.
 

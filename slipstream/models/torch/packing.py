@@ -59,9 +59,7 @@ class PackedDraws:
 
 
 def pack(
-    batch: Batch,
-    tile: int,
-    fit: Callable[[ForwardShape], ForwardShape | None] = lambda _: None,
+    batch: Batch, tile: int, fit: Callable[[ForwardShape], ForwardShape | None] = lambda _: None
 ) -> PackedForward:
     """Pack a batch, in tiles of up to `tile` tokens, into the shape that `fit` finds for its own,
     if any."""

@@ -13,12 +13,7 @@ from slipstream.core.errors import ModelError
 from slipstream.models.cuda.layers import ScaledLinear
 from slipstream.models.dtypes import CPU, FP8, Array
 from slipstream.models.format.architecture import HEAD, ModelSizes, context_length, parse
-from slipstream.models.format.families import (
-    FORMS,
-    account_fields,
-    require_harmless,
-    text_config,
-)
+from slipstream.models.format.families import FORMS, account_fields, require_harmless, text_config
 from slipstream.models.format.folder import reading
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative

@@ -17,14 +17,7 @@ from slipstream_draft.kv_sources import ANYWHERE, KvSources
 from slipstream_target.servicer import SERVICE
 from support.models import tiny
 from support.services.scripted_keys import Script
-from support.services.tiny_services import (
-    MAX_LAG,
-    Models,
-    draft_place,
-    is_empty,
-    serving,
-    until,
-)
+from support.services.tiny_services import MAX_LAG, Models, draft_place, is_empty, serving, until
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)

@@ -237,14 +237,7 @@ KINDS = (
     Kind(
         "config.json for torch", CONFIG_NAME, _file(CONFIG_NAME), json_values, _in_torch, _target_in
     ),
-    Kind(
-        "shard index",
-        SHARD_INDEX,
-        lambda: _INDEX_JSON,
-        json_values,
-        _whole,
-        _index_in,
-    ),
+    Kind("shard index", SHARD_INDEX, lambda: _INDEX_JSON, json_values, _whole, _index_in),
     *(
         Kind(name, name, _file(name), json_values, _tokenizer, _target_in)
         for name in ("tokenizer.json", "tokenizer_config.json")
@@ -266,11 +259,5 @@ KINDS = (
     ),
     Kind("decision", DECISION_NAME, _file("draft", DECISION_NAME), safetensors, _draft, _draft_in),
     Kind("measurements", "m.json", lambda: _MEASURED_JSON, json_values, _measured),
-    Kind(
-        "measurements in bytes",
-        "m.json",
-        lambda: _MEASURED_JSON,
-        some_bytes,
-        _measured,
-    ),
+    Kind("measurements in bytes", "m.json", lambda: _MEASURED_JSON, some_bytes, _measured),
 )

@@ -5,13 +5,7 @@ import gc
 
 import pytest
 
-from slipstream.client import (
-    AsyncClient,
-    Client,
-    Mode,
-    SamplingParams,
-    SpeculationOptions,
-)
+from slipstream.client import AsyncClient, Client, Mode, SamplingParams, SpeculationOptions
 from slipstream.core.errors import Cancelled, InvalidRequest
 from support.network.bad_routers import Scripted, first_chunk, register
 from support.services.background import served

@@ -15,7 +15,7 @@ from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_init import init_from_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights
-from slipstream.models.glide.load import glide_scorer, target_parts
+from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import Engine, causal_model
 from slipstream.models.torch.arrays import as_array, numpy_dtype
@@ -105,7 +105,7 @@ def glide(
     vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
     draft = init_from_target(model, config).to(device)
     weights = weights_of(draft, vocab)
-    return glide_scorer(weights, parts, dtype=numpy_dtype(dtype), native=native)
+    return draft_scorer(weights, parts, dtype=numpy_dtype(dtype), native=native)
 
 
 def weights_of(model: GlideModel, vocab: torch.Tensor) -> GlideWeights:

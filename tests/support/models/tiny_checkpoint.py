@@ -22,10 +22,7 @@ TEMPLATE = (
 
 
 def byte_tokenizer(
-    *,
-    template: str | None = TEMPLATE,
-    more: tuple[str, ...] = (),
-    added: tuple[str, ...] = (),
+    *, template: str | None = TEMPLATE, more: tuple[str, ...] = (), added: tuple[str, ...] = ()
 ) -> PreTrainedTokenizerFast:
     """One token per byte, after three special ones; `more` tokens and `added` ones behind them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -74,11 +71,7 @@ def tiny_llama(
 
 
 def save_checkpoint(
-    folder: Path,
-    *,
-    vocab_size: int = 259,
-    context_length: int = 128,
-    added: tuple[str, ...] = (),
+    folder: Path, *, vocab_size: int = 259, context_length: int = 128, added: tuple[str, ...] = ()
 ) -> Path:
     model = tiny_llama(vocab_size=vocab_size, context_length=context_length)
     byte_tokenizer(added=added).save_pretrained(save_model(folder, model))

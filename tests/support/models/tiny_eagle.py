@@ -16,7 +16,7 @@ from slipstream.models.eagle.eagle_scorer import EagleScorer
 from slipstream.models.eagle.eagle_weights import EagleWeights
 from slipstream.models.format.rope import Rotary, rotary_tables
 from slipstream.models.glide.glide import Rope
-from slipstream.models.glide.load import eagle_scorer, target_parts
+from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.scorer import KvView, read
 from slipstream.models.torch.arrays import as_array, numpy_dtype
 from support.models import tiny
@@ -51,14 +51,14 @@ def weights(model: EagleModel) -> EagleWeights:
 
 
 def scorer(target: Any, model: EagleModel, *, native: bool = True) -> EagleScorer:
-    return eagle_scorer(weights(model), target_parts(target), dtype=FLOAT32, native=native)
+    return draft_scorer(weights(model), target_parts(target), dtype=FLOAT32, native=native)
 
 
 def head(*, dtype: torch.dtype = torch.float32, max_lag: int = 32) -> EagleScorer:
     """An untrained head of `tiny.hf_model()`, whose states it reads up to the last layer's."""
     target = tiny.hf_model(dtype=dtype)
     made = weights(model(config(target, max_lag=max_lag)))
-    return eagle_scorer(made, target_parts(target), dtype=numpy_dtype(dtype))
+    return draft_scorer(made, target_parts(target), dtype=numpy_dtype(dtype))
 
 
 def save(folder: Path, model: EagleModel, *, layer: str = "midlayer.", **fields: Any) -> Path:

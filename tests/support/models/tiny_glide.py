@@ -10,7 +10,7 @@ from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.load import glide_scorer, target_parts
+from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.glide.torch_parts import rotary_tables
 from slipstream.models.scorer import NUM_SINKS, KvView
 from support.models import tiny
@@ -73,7 +73,7 @@ def vocab(config: GlideConfig) -> Tensor:
 
 def scorer(target: Any, model: GlideModel, *, native: bool = True) -> GlideScorer:
     weights, parts = tiny.weights_of(model, vocab(model.config)), target_parts(target)
-    return glide_scorer(weights, parts, dtype=FLOAT32, native=native)
+    return draft_scorer(weights, parts, dtype=FLOAT32, native=native)
 
 
 @torch.no_grad()

@@ -17,11 +17,7 @@ from support.models import tiny_glide as tiny
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
 SETTINGS = TrainSettings(
-    TrainSchedule(steps=6),
-    batch_tokens=40,
-    heldout=2,
-    report_seconds=2.0,
-    export_minutes=1e6,
+    TrainSchedule(steps=6), batch_tokens=40, heldout=2, report_seconds=2.0, export_minutes=1e6
 )
 LOSS = GlideLoss(block_min=2, block_max=4)
 CHECKED = replace(SETTINGS, export_minutes=0.05)

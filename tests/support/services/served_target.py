@@ -143,11 +143,7 @@ class Served:
         return target_pb2_grpc.TargetServiceStub(self.channel)
 
     async def open(
-        self,
-        session: Session,
-        *,
-        fence: int = 0,
-        expected: common_pb2.ModelIdentity = IDENTITY,
+        self, session: Session, *, fence: int = 0, expected: common_pb2.ModelIdentity = IDENTITY
     ) -> Stream:
         """A `Verify` stream that has been answered."""
         stream = Stream(self.stub.Verify(), session.session_id, "")
@@ -166,11 +162,7 @@ class Served:
         return target_pb2.StreamKvRequest(**{**values, **names, **given})
 
     def mirror(
-        self,
-        stream: Stream,
-        layers: tuple[int, ...],
-        start: int = 0,
-        skipped: range = range(0),
+        self, stream: Stream, layers: tuple[int, ...], start: int = 0, skipped: range = range(0)
     ) -> Mirror:
         """A reader from `start` on, of all but what is skipped."""
         layout = view_layout(self.engine.layout, layers)

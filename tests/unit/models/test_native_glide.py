@@ -9,7 +9,7 @@ import torch
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.format.rope import Rotary
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
-from slipstream.models.glide.load import glide_scorer, target_parts
+from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
@@ -152,7 +152,7 @@ def test_all_kernels_and_any_number_of_threads_give_the_same_bits(dtype, monkeyp
     for key in teams():
         monkeypatch.setenv(NATIVE_VARIABLE, key[0])
         set_num_threads(key[1])
-        scorer = glide_scorer(weights, target_parts(target), dtype=numpy_dtype(dtype))
+        scorer = draft_scorer(weights, target_parts(target), dtype=numpy_dtype(dtype))
         state = scorer.open(64)
         rows = chain_scores(scorer, view, state=state)
         scorer.score([Sync(state, TOKENS, view)])

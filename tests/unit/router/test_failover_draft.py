@@ -8,12 +8,7 @@ from google.protobuf.message import DecodeError
 
 from slipstream.core import errors
 from slipstream.core.breaker import BreakerLimits, Breakers, InUse
-from slipstream.core.failover import (
-    LEAVE_ROUNDS,
-    LEAVE_TOKENS,
-    FailoverDraft,
-    reason_of,
-)
+from slipstream.core.failover import LEAVE_ROUNDS, LEAVE_TOKENS, FailoverDraft, reason_of
 from slipstream.core.sequence import Delta
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Session, Shape, Verification

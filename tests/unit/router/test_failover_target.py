@@ -4,11 +4,7 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.core.breaker import BreakerLimits, Breakers, InUse
-from slipstream.core.failover import (
-    MAX_INTERNAL_ERRORS,
-    MAX_LOSSES,
-    FailoverTarget,
-)
+from slipstream.core.failover import MAX_INTERNAL_ERRORS, MAX_LOSSES, FailoverTarget
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session, Verdict, Verification

@@ -22,7 +22,7 @@ from slipstream.models.glide.glide_chain import STEPS
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
-from slipstream.models.glide.load import eagle_scorer, glide_scorer, target_parts
+from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.loading import causal_model
 from slipstream.models.torch import transformers_model
 from support.cuda.gpu import simulated_gpu
@@ -70,7 +70,7 @@ def glide(hf, name):
     shape = GlideShape((0, 1, 2, 3, 4), head_size=16384, max_lag=8, num_layers=2)
     config = config_for_target(hf, shape, name=name, tokenizer_hash="t")
     weights = GlideWeights(config, strided(glide_shapes(config)), np.arange(16384))
-    return glide_scorer(weights, target_parts(hf), dtype=BFLOAT16)
+    return draft_scorer(weights, target_parts(hf), dtype=BFLOAT16)
 
 
 def eagle(hf, name, *, is_scaled=False):
@@ -80,7 +80,7 @@ def eagle(hf, name, *, is_scaled=False):
     sizes |= {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": own.intermediate_size}
     config = EagleConfig(**sizes, target_layers=(1, 2, 4), qk_norm=name.startswith("qwen"))
     weights = EagleWeights(config, strided(eagle_shapes(config).items()), np.arange(32000))
-    return eagle_scorer(weights, target_parts(hf), dtype=BFLOAT16, is_scaled=is_scaled)
+    return draft_scorer(weights, target_parts(hf), dtype=BFLOAT16, is_scaled=is_scaled)
 
 
 CUT = SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.1, seed=3)

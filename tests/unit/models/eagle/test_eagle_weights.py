@@ -49,10 +49,7 @@ PUBLISHERS = {
     "ModelOpt": (
         {"norms_states": True},
         LAYER,
-        lambda made: {
-            IDS: None,
-            "eagle_config": {**USUAL, IDS: [0, 1, 2], "norm_before_fc": True},
-        },
+        lambda made: {IDS: None, "eagle_config": {**USUAL, IDS: [0, 1, 2], "norm_before_fc": True}},
     ),
     "speculators": ({"norms_residual": True, "qk_norm": True}, LAYER, in_speculators),
     "with biases and all tokens": (

@@ -13,12 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
-from slipstream.core.policy.stop import (
-    Calibration,
-    Stop,
-    StopSignal,
-    rule_of,
-)
+from slipstream.core.policy.stop import Calibration, Stop, StopSignal, rule_of
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft

@@ -20,7 +20,7 @@ from slipstream.models.glide.glide_weights import (
     read_glide,
     rows_digest,
 )
-from slipstream.models.glide.load import glide_scorer, load_glide, target_parts
+from slipstream.models.glide.load import draft_scorer, load_glide, target_parts
 from slipstream.models.native import library
 from slipstream.models.scorer import Sync
 from slipstream.models.torch.arrays import as_array
@@ -90,7 +90,7 @@ def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(saved,
     scorer = load_glide(tmp_path, target_parts(target))
     assert scorer.engine.startswith("native") and scorer.engine.endswith(" Q4_1")
     vocab = tiny.vocab(model.config)
-    exact = glide_scorer(
+    exact = draft_scorer(
         weights_of(model, vocab), target_parts(target), dtype=scorer.layout.dtype, native=False
     )
     expected = scores(exact, target).hidden @ head.numpy().T
@@ -128,7 +128,7 @@ def test_torch_computes_with_the_weights_as_they_were_trained(saved, tmp_path, m
     weights = read_glide(tmp_path)
     parts = target_parts(target)
     with_blocks, without = (
-        glide_scorer(at, parts, dtype=parts.dtype, native=False)
+        draft_scorer(at, parts, dtype=parts.dtype, native=False)
         for at in (weights, weights_of(*load_weights(tmp_path)))
     )
     assert np.array_equal(scores(with_blocks, target).logits, scores(without, target).logits)
