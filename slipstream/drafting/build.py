@@ -231,9 +231,8 @@ def _eagle(folder: Path, target: DraftTarget) -> DraftModel:
 
 def _parts(target: DraftTarget) -> TargetParts:
     if target.parts is None:
-        raise InvalidRequest(
-            f"{target.model_id} has no rotary positions, which GliDe and EAGLE-3 need"
-        )
+        needed = "rotary positions, which GliDe and EAGLE-3 need"
+        raise InvalidRequest(f"{target.model_id} has no {needed}")
     return target.parts
 
 
