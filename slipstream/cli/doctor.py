@@ -14,7 +14,6 @@ import typer
 import slipstream
 from slipstream.cli.engine import shorten_spins
 from slipstream.config import NATIVE_VARIABLE, environment_of, instruction_limits, native_kernels
-from slipstream.models.machine import describe_machine
 
 Facts = dict[str, Any]
 
@@ -64,11 +63,14 @@ def _sections() -> Iterator[tuple[str, Facts]]:
 
 
 def _processor() -> Facts:
-    name, *fields = describe_machine(0)["processor"].split("\n")
-    flags = " ".join(fields).split()
+    info = Path("/proc/cpuinfo")  # installations of a router have none of the models' modules
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    fields = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))
+    known = {name.strip(): value.strip() for name, value in fields.items()}
+    flags = known.get("flags", known.get("Features", "")).split()
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return {
-        "name": name,
+        "name": known.get("model name", platform.processor() or platform.machine()),
         "threads": os.cpu_count(),
         "threads allowed": allowed,
         "instructions": [flag for flag in _FLAGS if flag in flags],

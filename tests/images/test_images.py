@@ -136,6 +136,7 @@ def test_the_entry_point_and_the_command_answer(image):
     assert options.returncode == 0, options.stderr
     assert "--store-url" in options.stdout
     command = image.run("slipstream", "version")
+    assert command.returncode == 0, command.stderr
     assert command.stdout.strip() == distribution("slipstream").version
 
 
