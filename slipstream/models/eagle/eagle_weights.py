@@ -76,8 +76,8 @@ def read_eagle(folder: Path, num_layers: int) -> EagleWeights:
         names = {_FIRST.sub("midlayer.", it.removeprefix("model.")): it for it in files.names()}
         if _HEAD not in names and "midlayer.hidden_norm.weight" not in names:
             raise WeightsError(
-                f"{folder} has an EAGLE-1 or EAGLE-2 head, which reads one hidden state and has no"
-                " head of its own; only EAGLE-3 heads are served"
+                f"{folder} has no EAGLE-3 head: {_HEAD} and a hidden_norm are missing, as in heads"
+                " of EAGLE-1 and EAGLE-2, which are not served"
             )
         config = _config(folder, names, num_layers)
         _check_tensors(folder, config, {name: files.shape(own) for name, own in names.items()})

@@ -92,10 +92,8 @@ def resolve_head(name: str, *, progress: Progress | None = None) -> Path:
     ):
         return path
     if not is_hub_id(name) or load_settings().offline:
-        raise ModelNotFound(
-            f"the head {name!r} is not on this machine; it is a directory or OWNER/NAME[@REVISION]"
-            " of the hub, which is not asked when we are offline"
-        )
+        why = "and we are offline" if is_hub_id(name) else "nor OWNER/NAME[@REVISION] of the hub"
+        raise ModelNotFound(f"the head {name!r} is no directory on this machine, {why}")
     (progress or NoProgress()).step(f"asking the hub for {name}")
     return fetch_snapshot(name, has_tokenizer=False)
 

@@ -104,7 +104,7 @@ REFUSED = {
     "lacks norm.weight": {"norm.weight": None},
     "has extra.weight": {"extra.weight": ONES},
     "fc.weight of the shape": {"fc.weight": torch.ones(32, 64)},
-    "EAGLE-1 or EAGLE-2": {"lm_head.weight": None, "midlayer.hidden_norm.weight": None},
+    "EAGLE-1 and EAGLE-2": {"lm_head.weight": None, "midlayer.hidden_norm.weight": None},
     "neither d2t nor t2d": {"d2t": None, "t2d": None},
     "name other tokens": {"d2t": torch.zeros(49, dtype=torch.int64)},
     "don't ascend": {"d2t": 60 - 2 * torch.arange(49), "t2d": None},
