@@ -17,7 +17,7 @@ from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import fit_calibration
 from slipstream.core.types import SamplingParams
 from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, DecisionModel, save_decision
-from slipstream.models.glide.load import glide_folder, load_glide
+from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.options import check_bounds, group, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
@@ -57,7 +57,7 @@ class DecisionRun:
     data: tuple[Path, ...] = required(
         "JSON lines of prompts that the draft was not trained on; repeatable."
     )
-    draft: str = option("glide", "glide (the one shipped) or a directory of weights; written to.")
+    draft: str = option("glide", "glide (the shipped one), eagle3:HEAD or a directory; written to.")
     threads: int | None = option(None, "CPU threads.", min=1)
     device: str = option("cpu", "cpu, cuda or cuda:N.")
     recording: RecordingPlan = group(RecordingPlan)
@@ -81,13 +81,12 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Decis
     confidence on the held-out prompts."""
     plan = run.recording
     deadline = None if plan.minutes is None else clock() + 60 * plan.minutes
-    engine = Engine.load(
-        run.target, EngineOptions(numerics="fast", threads=run.threads, device=run.device)
-    )
-    folder = glide_folder(run.draft, engine.model_id)
-    if engine.parts is None:
-        raise TrainingError(f"{engine.model_id} has no rotary positions, which GliDe needs")
-    scorer = load_glide(folder, engine.parts)
+    options = EngineOptions(numerics="fast", threads=run.threads, device=run.device)
+    engine = Engine.load(run.target, options, draft=run.draft)
+    found = engine.draft_model(run.draft)
+    folder, scorer = found.folder, found.scorer
+    if folder is None or not isinstance(scorer, GlideScorer):
+        raise TrainingError(f"the draft is {run.draft}, which has no place for a decision model")
     limits, encode = ReadLimits(engine.facts.vocab_size), partial(encode_prompt, engine.text)
     files = [read_data(path, limits, encode=encode) for path in run.data]
     # Every prompt once, in an order independent of the files'.

@@ -113,7 +113,7 @@ class RoundRecorder:
         longest = engine.model.context_length + MAX_NODES
         self._draft = LocalDraft(
             cast(Scorer, self._recorded),
-            TargetKv(engine.target, scorer.config.target_layers),
+            TargetKv(engine.target, scorer.layers),
             pool=scorer.pool(round_up(longest, BLOCK_SIZE) // BLOCK_SIZE),
         )
         self._facts = DraftFacts("glide", Profile(), max_lag=scorer.max_lag)

@@ -4,6 +4,7 @@ What is trained learns what its records say, and is never worse than confidence.
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
 from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, load_decision
-from slipstream.models.glide.load import load_glide
 from slipstream.train import decision_run
 from slipstream.train.decision import DecisionSettings, train_decision
 from slipstream.train.decision_run import (
@@ -26,7 +26,7 @@ from slipstream.train.decision_run import (
     split,
 )
 from slipstream.train.rounds import Records, RoundRecorder, records_of
-from support.models import tiny_checkpoint
+from support.models import tiny_checkpoint, tiny_eagle
 
 DEPTH, TOKENS = 3, 12
 RECORDING = RecordingPlan(num_prompts=10, max_tokens=TOKENS, depth=DEPTH)
@@ -42,17 +42,24 @@ def place(tmp_path_factory):
     tiny_checkpoint.save_draft(base / "target", base / "draft", vocab=vocab, max_lag=8)
     lines = [json.dumps({"prompt": f"number {i}"}) for i in range(12)]
     (base / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    tiny_eagle.save_for(tiny_checkpoint.tiny_llama(), base / "head")
     return base
 
 
 @pytest.fixture(scope="module")
 def engine(place):
-    return Engine.load(str(place / "target"), EngineOptions(numerics="fast"))
+    options = EngineOptions(numerics="fast")
+    return Engine.load(str(place / "target"), options, draft=f"eagle3:{place / 'head'}")
+
+
+@pytest.fixture(scope="module", params=["{}/draft", "eagle3:{}/head"])
+def draft(place, request):
+    return request.param.format(place)
 
 
 @pytest.fixture(scope="module")
-def recorder(place, engine):
-    return RoundRecorder(engine, load_glide(place / "draft", engine.parts), depth=DEPTH)
+def recorder(draft, engine):
+    return RoundRecorder(engine, engine.draft_model(draft).scorer, depth=DEPTH)
 
 
 def record(recorder, temperature, seed=0):
@@ -98,14 +105,14 @@ def test_an_answer_is_the_same_behind_another_one(recorder):
     assert torch.equal(second.stats, alone.stats)
 
 
-def test_a_run_writes_weights_only_if_they_are_better(place, monkeypatch):
-    (outcome, done), folder = run(place), place / "draft"
+def test_a_run_writes_weights_only_if_they_are_better(place, draft, monkeypatch):
+    (outcome, done), folder = run(place, draft=draft), Path(draft.removeprefix("eagle3:"))
     assert done[-1] == (10, 10)
     written = load_decision(folder, hidden_size=32) is not None
     is_better = outcome.loss < outcome.calibrated_loss
     assert written == is_better == (outcome.weights is not None)
     monkeypatch.setattr(decision_run, "records_of", lambda made: _teach(records_of(made)))
-    outcome, _ = run(place)
+    outcome, _ = run(place, draft=draft)
     assert outcome.weights == folder / DECISION_NAME
     facts = json.loads((folder / PROVENANCE_NAME).read_text())
     assert facts["loss"] == outcome.loss
