@@ -143,4 +143,5 @@ async def test_the_workers_of_a_model_that_is_gone_end(workers):
     text, _ = await open_text(*TOKENIZER.parts())
     assert workers()
     del text
+    await asyncio.sleep(0)  # until the task is there that waits for them
     await until(lambda: not workers() and len(asyncio.all_tasks()) == 1)
