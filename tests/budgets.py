@@ -197,7 +197,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of library and services", 52_685, lambda: num_lines(*PRODUCT)),
+    Budget("lines of library and services", 52_680, lambda: num_lines(*PRODUCT)),
     Budget("lines of tests/", 50_883, lambda: num_lines(TESTS)),
     Budget("files of library and services", 353, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 21, largest_folder),

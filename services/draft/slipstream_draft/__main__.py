@@ -71,9 +71,9 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
         _LOG.info("memory: %s", drafter.memory)
         if drafter.layers:
             receivers.budget.limit = drafter.memory.kv_bytes - drafter.draft.pool.num_bytes
-    path, kind = path_of(config.draft.removeprefix(EAGLE)), config.draft.startswith(EAGLE) * EAGLE
-    # Where it lies is not public.
-    name = kind + path.resolve().name if path.is_dir() else config.draft
+    name, path = config.draft, path_of(config.draft.removeprefix(EAGLE))
+    if path.is_dir():  # where it lies is not public
+        name = (EAGLE if name.startswith(EAGLE) else "") + path.resolve().name
     about = describe(
         drafter,
         name,

@@ -12,7 +12,7 @@ from slipstream.core.errors import ModelMismatch
 from slipstream.files import write_json
 from slipstream.models.eagle.eagle import EagleModel
 from slipstream.models.eagle.eagle_config import EagleConfig, default_layers
-from slipstream.models.eagle.eagle_weights import read_eagle
+from slipstream.models.eagle.eagle_weights import D2T, LAYER_IDS, T2D, read_eagle
 from slipstream.models.format.rope import Rotary
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_files import write_tensors
@@ -23,8 +23,6 @@ from slipstream.models.glide.glide_init import (
     llama_layers,
 )
 from slipstream.models.torch.arrays import as_array, as_tensor
-
-_OFFSETS, _IS_IN = "d2t", "t2d"
 
 
 def head_config(model: Any, layers: tuple[int, ...], head_size: int) -> EagleConfig:
@@ -73,8 +71,8 @@ def save_eagle(head: EagleModel, vocab: Tensor, published: dict[str, Any], direc
     tensors = {name: value.detach().bfloat16() for name, value in head.state_dict().items()}
     vocab, size = vocab.cpu(), head.config.vocab_size
     if len(vocab) < size:
-        tensors[_OFFSETS] = vocab - torch.arange(len(vocab))
-        tensors[_IS_IN] = torch.zeros(size, dtype=torch.bool).index_fill_(0, vocab, True)
+        tensors[D2T] = vocab - torch.arange(len(vocab))
+        tensors[T2D] = torch.zeros(size, dtype=torch.bool).index_fill_(0, vocab, True)
     write_tensors(tensors, directory / WEIGHTS_NAME)
     write_json(directory / CONFIG_NAME, published)
 
@@ -101,9 +99,9 @@ def published_config(model: Any, config: EagleConfig) -> dict[str, Any]:
     theta, kind = rope.pop("rope_theta"), rope.get("rope_type", "default")
     layers: dict[str, Any] = {}
     if config.target_layers != default_layers(count):
-        layers = {_LAYERS: list(config.target_layers)}
+        layers = {LAYER_IDS: list(config.target_layers)}
         outputs = [layer - 1 for layer in config.target_layers]
-        layers["eagle_config"] = {_LAYERS: outputs, "use_aux_hidden_state": True}
+        layers["eagle_config"] = {LAYER_IDS: outputs, "use_aux_hidden_state": True}
     same = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "rms_norm_eps")
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -124,4 +122,3 @@ def published_config(model: Any, config: EagleConfig) -> dict[str, Any]:
 
 
 _FROM_TARGET = ("max_position_embeddings", "bos_token_id", "eos_token_id")
-_LAYERS = "eagle_aux_hidden_state_layer_ids"

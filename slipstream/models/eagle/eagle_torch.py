@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from slipstream.models.cuda.layers import Stream, read_states
 from slipstream.models.eagle.eagle import EagleModel
-from slipstream.models.eagle.eagle_weights import EagleWeights
+from slipstream.models.eagle.eagle_weights import EMBEDDING, EagleWeights
 from slipstream.models.format.rope import rotary_tables
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.glide_torch import (
@@ -26,8 +26,6 @@ from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import as_tensor
 from slipstream.models.torch.choice import load_kernels
 
-_EMBEDDING = "embed_tokens.weight"
-
 
 class TorchEagle(TorchDraft):
     """The layer of a head, over its own keys and the target's hidden states."""
@@ -37,7 +35,7 @@ class TorchEagle(TorchDraft):
     ) -> None:
         assert isinstance(target, TorchParts), "native code computes heads of its own targets"
         tensors, model = weights.tensors, _modules(weights)
-        own = as_tensor(tensors[_EMBEDDING]) if _EMBEDDING in tensors else target.embeddings
+        own = as_tensor(tensors[EMBEDDING]) if EMBEDDING in tensors else target.embeddings
         parts = (as_tensor(weights.vocab), own, model.lm_head.weight)
         del model.lm_head  # which is no linear layer of the pass
         super().__init__(model, layout, parts, is_scaled=is_scaled)
@@ -101,6 +99,6 @@ def _modules(weights: EagleWeights) -> EagleModel:
             if f"{name}.bias" in weights.tensors:
                 bias = nn.Parameter(torch.empty(weights.config.hidden_size))
                 model.get_submodule(name).register_parameter("bias", bias)
-    tensors = {name: as_tensor(own) for name, own in weights.tensors.items() if name != _EMBEDDING}
+    tensors = {name: as_tensor(own) for name, own in weights.tensors.items() if name != EMBEDDING}
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(False).eval()

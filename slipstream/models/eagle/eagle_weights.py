@@ -24,13 +24,13 @@ from slipstream.models.format.families import account_fields, require_harmless
 from slipstream.models.format.folder import PICKLED, reading, shown
 from slipstream.models.format.resolve import resolve_head
 from slipstream.models.format.safetensors_file import Safetensors
+from slipstream.models.glide.glide_config import CONFIG_NAME
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32
 
-_CONFIG = "config.json"
 _LAYER, _EAGLE = "transformer_layer_config", "eagle_config"
-_IDS = "eagle_aux_hidden_state_layer_ids"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _RESIDUAL = "norm_before_residual"
 _FLAGS = {
     _RESIDUAL: "norms_residual",
@@ -40,12 +40,12 @@ _FLAGS = {
 }
 """Fields that are true or false, and what the config calls them."""
 _SPECULATORS = {"speculators_config", "embed_requires_grad", "enable_sp_ulysses"}
-_OWN = {*_FLAGS, _LAYER, _EAGLE, _IDS, *_SPECULATORS, "speculators_model_type"}
+_OWN = {*_FLAGS, _LAYER, _EAGLE, LAYER_IDS, *_SPECULATORS, "speculators_model_type"}
 _OWN |= {"draft_vocab_size", "target_hidden_size", "bias"}
 _USUAL: dict[str, Any] = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True}
 _USUAL |= {"use_last_layernorm": True, "next_layer_regular": True, "parallel_draft_step": 1}
 """Fields of `eagle_config` that have one value in the heads that are read here."""
-_EMBEDDING, _HEAD, _D2T, _T2D = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
+EMBEDDING, _HEAD, D2T, T2D = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 _ATTENTION = "midlayer.self_attn"
 _FIRST = re.compile(r"^layers\.0\.")
 
@@ -82,7 +82,7 @@ def read_eagle(folder: Path, num_layers: int) -> EagleWeights:
         config = _config(folder, names, num_layers)
         _check_tensors(folder, config, {name: files.shape(own) for name, own in names.items()})
         vocab = _vocab(folder, config, files, names)
-        tensors = {name: own for name, own in names.items() if name not in (_D2T, _T2D)}
+        tensors = {name: own for name, own in names.items() if name not in (D2T, T2D)}
         if odd := [name for name, own in tensors.items() if not files.is_plain(own)]:
             raise WeightsError(f"{folder} has {shown(odd[:1])} quantised, which is not read here")
         return EagleWeights(config, {k: _wide(files.tensor(v)) for k, v in tensors.items()}, vocab)
@@ -142,9 +142,9 @@ def _check_tensors(
     wanted = eagle_shapes(config)
     table = (config.vocab_size, config.hidden_size)
     known = {**wanted, f"{_ATTENTION}.o_proj.bias": wanted["norm.weight"]}
-    known |= {"fc.bias": wanted["norm.weight"], _EMBEDDING: table}
-    known |= {_D2T: (config.head_size,), _T2D: (config.vocab_size,)}
-    needed = {*wanted, *([] if config.hidden_size == config.target_hidden_size else [_EMBEDDING])}
+    known |= {"fc.bias": wanted["norm.weight"], EMBEDDING: table}
+    known |= {D2T: (config.head_size,), T2D: (config.vocab_size,)}
+    needed = {*wanted, *([] if config.hidden_size == config.target_hidden_size else [EMBEDDING])}
     if missing := sorted(needed - shapes.keys()):
         raise WeightsError(f"{folder} lacks {missing[0]} ({len(missing)} in all)")
     for name, shape in shapes.items():
@@ -163,10 +163,10 @@ def _vocab(
     """Return the target ids of the head's columns, by `d2t`, the ids' distances to their columns,
     or `t2d`, a mark for each id that has one."""
     found = [np.arange(config.vocab_size)] if config.head_size == config.vocab_size else []
-    if _T2D in names:
-        found.append(np.flatnonzero(files.numbers(names[_T2D])))
-    if _D2T in names:
-        found.append(files.numbers(names[_D2T]) + np.arange(config.head_size))
+    if T2D in names:
+        found.append(np.flatnonzero(files.numbers(names[T2D])))
+    if D2T in names:
+        found.append(files.numbers(names[D2T]) + np.arange(config.head_size))
     if not found:
         raise WeightsError(f"{folder} has {config.head_size} columns, but neither d2t nor t2d")
     vocab = found[-1].astype(np.int64)
@@ -183,9 +183,9 @@ def _wide(values: Array) -> Array:
 
 
 def _raw(folder: Path) -> dict[str, Any]:
-    raw = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    raw = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     if not isinstance(raw, dict):
-        raise WeightsError(f"{folder / _CONFIG} holds {type(raw).__name__}, not an object")
+        raise WeightsError(f"{folder / CONFIG_NAME} holds {type(raw).__name__}, not an object")
     eagle = raw.get(_EAGLE) or {}
     # Flags of a nested part count as those on top.
     return {**{name: eagle[name] for name in _FLAGS if name in eagle}, **raw, _EAGLE: eagle}
@@ -255,7 +255,7 @@ def _account_own(raw: Mapping[str, Any], *, is_nested: bool) -> None:
     for name, value in _USUAL.items():
         if eagle.get(name) not in (None, value):
             raise WeightsError(f"config.json has {_EAGLE}.{name} of {eagle[name]!r:.40}")
-    known = {"model_type", *_FLAGS, *_USUAL, _IDS, "parallel_draft_heads_num_layers"}
+    known = {"model_type", *_FLAGS, *_USUAL, LAYER_IDS, "parallel_draft_heads_num_layers"}
     require_harmless(eagle, known, f"{_EAGLE}.")
     if not is_nested:
         return
@@ -268,7 +268,7 @@ def _account_own(raw: Mapping[str, Any], *, is_nested: bool) -> None:
 
 
 def _target_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    inputs, outputs = raw.get(_IDS), raw[_EAGLE].get(_IDS)
+    inputs, outputs = raw.get(LAYER_IDS), raw[_EAGLE].get(LAYER_IDS)
     layers = inputs or [layer + 1 for layer in outputs or ()]
     layers = layers or default_layers(num_layers)
     if not all(type(layer) is int and 0 <= layer <= num_layers for layer in layers):

@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
 from slipstream.models.eagle.eagle_config import EagleConfig
-from slipstream.models.eagle.eagle_weights import EagleWeights
+from slipstream.models.eagle.eagle_weights import EMBEDDING, EagleWeights
 from slipstream.models.format.rope import rotary_tables
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_scorer import GlideState, SessionStep
@@ -165,7 +165,7 @@ class NativeEagle(NativeGlide):
         self._target, self._layout, self._config = target, layout, config
         flags = {"norms_residual": config.norms_residual, "norms_output": config.norms_output}
         shape = _shape(config, layout, layers=1, num_cross=0, has_features=1, **flags)
-        own = tensors.get("embed_tokens.weight")
+        own = tensors.get(EMBEDDING)
         self.model = NativeModel(shape, target.embedding if own is None else plain(own))
         head = _small([tensors["lm_head.weight"]], [None])[0]
         self.model.set_head(as_float32(tensors["norm.weight"]), head)
