@@ -19,7 +19,7 @@ from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream.telemetry.carrier import carried
+from slipstream.telemetry.spans import carried
 
 SPECULATE = "/slipstream.rpc.v1.DraftService/Speculate"
 

@@ -14,7 +14,7 @@ from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.telemetry.carrier import carried
+from slipstream.telemetry.spans import carried
 
 MAX_CREDENTIAL_CHARS = 256
 VERIFY = "/slipstream.rpc.v1.TargetService/Verify"

@@ -1,7 +1,7 @@
 """Trace contexts on the wire, both ways: apart, since a client of a router loads no telemetry."""
 
 from slipstream.rpc.v1 import common_pb2
-from slipstream.telemetry.carrier import Carrier
+from slipstream.telemetry.spans import Carrier
 
 
 def trace_to_pb(carrier: Carrier | None) -> common_pb2.TraceContext | None:

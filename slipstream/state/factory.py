@@ -13,8 +13,7 @@ from slipstream.core.round import Clock
 from slipstream.state.memory import MemoryStore
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import MemoryQuotas, Quotas
-from slipstream.state.redis_quotas import RedisQuotas
-from slipstream.state.redis_store import RedisStore
+from slipstream.state.redis_store import RedisQuotas, RedisStore
 from slipstream.state.registry import Announcement, Registry, announced
 from slipstream.state.store import Bounds, SessionStore
 

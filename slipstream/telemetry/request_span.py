@@ -19,9 +19,8 @@ from slipstream.telemetry.attributes import (
     round_attributes,
     verdict_attributes,
 )
-from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
 from slipstream.telemetry.metric import Attributes, Telemetry
-from slipstream.telemetry.spans import record_error
+from slipstream.telemetry.spans import Carrier, Timeline, parent_of, record_error
 
 
 class RequestSpan:

@@ -19,8 +19,7 @@ from slipstream.telemetry.attributes import (
     server_attributes,
     stats_attributes,
 )
-from slipstream.telemetry.carrier import carried, carrier_of
-from slipstream.telemetry.spans import record_error
+from slipstream.telemetry.spans import carried, carrier_of, record_error
 
 
 class SdkTelemetry:

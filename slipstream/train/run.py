@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.models.eagle.eagle_config import default_layers
 from slipstream.models.eagle.eagle_init import (
     head_config,
     head_from_target,
@@ -24,6 +23,7 @@ from slipstream.models.eagle.eagle_init import (
 )
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_config import default_layers
 from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_init import (
     GlideShape,

@@ -35,9 +35,8 @@ from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import target_expectations
+from slipstream_draft.describe import DraftTelemetry, target_expectations
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
-from slipstream_draft.telemetry import DraftTelemetry
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 

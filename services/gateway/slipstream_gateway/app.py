@@ -17,7 +17,7 @@ import slipstream
 from slipstream.client import AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
 from slipstream.files import ReloadedFiles
-from slipstream.telemetry.carrier import carrier_in, within
+from slipstream.telemetry.spans import carrier_in, within
 from slipstream_gateway.body import (
     ChatRequest,
     CompletionRequest,

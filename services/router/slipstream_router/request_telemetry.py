@@ -19,12 +19,11 @@ from slipstream.telemetry.attributes import (
     request_attributes,
     stats_attributes,
 )
-from slipstream.telemetry.carrier import carrier_in
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Attributes, Instruments, Telemetry
 from slipstream.telemetry.request_span import RequestSpan, RoundTracer
 from slipstream.telemetry.round_metrics import RoundMetrics
-from slipstream.telemetry.spans import CANCELLED, GIVEN_UP
+from slipstream.telemetry.spans import CANCELLED, GIVEN_UP, carrier_in
 
 ENTER = "enter"
 """The first stage of requests: authentication and parsing."""

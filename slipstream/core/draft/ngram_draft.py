@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from slipstream.core.draft.guesses import Guesses
 from slipstream.core.draft.ngram import NgramStore
-from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
+from slipstream.core.draft.ngram_tree import Grown, Guesses, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence

@@ -1,4 +1,5 @@
-"""A token tree out of guesses: the nodes that are most likely to become final, as far as they pay.
+"""Guesses of the tokens that follow a session's text, by n-grams, and a token tree out of them: the
+nodes that are most likely to become final, as far as they pay.
 
 Best first: a node's probability to become final is never above its parent's, so taking the
 likeliest candidate again and again gives the tree of that size with the most tokens expected
@@ -6,14 +7,149 @@ likeliest candidate again and again gives the tree of that size with the most to
 """
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from slipstream.core.draft.guesses import Guess
+from slipstream.core.draft.ngram import LATEST, Acceptance, MatchAcceptance, NgramStore, OwnText
 from slipstream.core.row_costs import num_paying
+from slipstream.core.sequence import TokenSequence, common_prefix
 from slipstream.core.tree import ROOT, CopySource, TokenTree
+from slipstream.core.types import SamplingParams
+from slipstream.core.verify.keyed_noise import Purpose, gumbels_of
+
+NOISE_WEIGHT = 0.6
+"""Scale of the noise, as the probabilities are estimates. (Sampled text of
+SmolLM2-135M: with 0.6, guesses of 0.15, 0.25, 0.35, 0.45 held in 0.11, 0.19, 0.28, 0.40.)"""
+DRAWN_DOUBT = 0.25
+"""Part of a guess that does not hold at temperature 1. (SmolLM2-135M, Spec-Bench: without it,
+guesses of 0.24, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85 held in 0.16, 0.28, 0.31, 0.37, 0.46, 0.51,
+0.68.)"""
+STORE_PRIOR = 0.7
+"""Share of a store's probabilities that holds before anything was seen. (Greedy text of
+SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
+
+_Path = tuple[int, ...]
+
+
+class Guess(NamedTuple):
+    """A token that may come next, how likely it is, and the first source that has it."""
+
+    token: int
+    probability: float
+    source: CopySource
+
+
+class Guesses:
+    """One session's guesses. Every source is trusted as far as it was right in this session."""
+
+    def __init__(self, store: NgramStore | None, sampling: SamplingParams) -> None:
+        self._store = store
+        self._sampling = sampling
+        self._text = OwnText()
+        self._own = MatchAcceptance()
+        self._stored_share = Acceptance(STORE_PRIOR)
+        self._copies: dict[_Path, tuple[int, int] | None] = {}
+        """Token and match behind the text that ends at `_start` and a path."""
+        self._stored: dict[_Path, Sequence[tuple[int, float]]] = {}
+        """Continuations in the store, for the paths that were looked up."""
+        self._weighed: dict[tuple[_Path, int, bool], Sequence[Guess]] = {}
+        """Guesses made of both: a round may grow two trees."""
+        self._start = 0
+        self._sequence: TokenSequence | None = None
+
+    def take(self, sequence: TokenSequence) -> None:
+        """Take in what became final, and learn from it."""
+        known = len(self._text.tokens) if self._sequence is sequence else 0
+        same = common_prefix(self._text.tokens, sequence.tokens, start=known)
+        self._sequence = sequence
+        self._text.truncate(same)
+        self._text.append(sequence.tokens[same:])
+        if len(sequence) != self._start or same < self._start:
+            final = tuple(self._text.tokens[same:])
+            if same == self._start:
+                self._learn(final)
+                self._copies = _below(self._copies, final)
+                self._stored = _below(self._stored, final)
+            else:
+                self._copies, self._stored = {}, {}
+            self._weighed.clear()
+            self._start = len(sequence)
+
+    def after(self, path: _Path, *, shortest: int = 1, with_store: bool = True) -> Sequence[Guess]:
+        """Return what may follow the text and `path`, each token once.
+
+        Copies of the text count behind matches of at least `shortest` tokens, a store `with_store`.
+        """
+        key = path, shortest, with_store
+        guesses = self._weighed.get(key)
+        if guesses is None:
+            guesses = self._weighed[key] = self._weigh(*key)
+        return guesses
+
+    def _weigh(self, path: _Path, shortest: int, with_store: bool) -> Sequence[Guess]:
+        if path not in self._copies:
+            self._copies[path] = self._text.after(path)
+        copied, shares = self._copies[path], dict[int, float]()
+        own, share = -1, 0.0
+        if copied is not None and copied[1] >= shortest:
+            own, share = copied[0], self._own.of(copied[1])
+        if with_store:
+            scale = (1.0 - share) * self._stored_share.share
+            shares = {token: scale * part for token, part in self._stored_after(path)}
+        if share:
+            shares = {own: share + shares.pop(own, 0.0), **shares}
+        if shares and self._sampling.temperature:
+            shares = self._drawn(shares, len(path))
+        sources = CopySource.STORE, CopySource.LOOKUP
+        return [Guess(token, share, sources[token == own]) for token, share in shares.items()]
+
+    def _drawn(self, shares: dict[int, float], depth: int) -> dict[int, float]:
+        """Return the probabilities as the target's own noise of the position changes them.
+
+        The target draws by Gumbel-max, with noise that is a function of seed, position and token:
+        what it adds to a token is known before its logits are.
+        """
+        seed, position = self._sampling.seed, len(self._text.tokens) + depth
+        noise = gumbels_of(seed, position, shares, purpose=Purpose.DRAW)
+        weights = {
+            token: share * math.exp(NOISE_WEIGHT * added)
+            for (token, share), added in zip(shares.items(), noise, strict=True)
+        }
+        total = sum(weights.values()) + max(1.0 - sum(shares.values()), 0.0)
+        kept = 1.0 - DRAWN_DOUBT * min(self._sampling.temperature, 1.0)
+        return {token: kept * weight / total for token, weight in weights.items()}
+
+    def _stored_after(self, path: _Path) -> Sequence[tuple[int, float]]:
+        if self._store is not None and path not in self._stored:
+            self._stored[path] = self._store.after(
+                (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
+            )
+        return self._stored.get(path, ())
+
+    def _learn(self, final: Sequence[int]) -> None:
+        """Learn from every place of the final text that was looked at, proposed or not."""
+        path: _Path = ()
+        for token in final:
+            if path not in self._copies:
+                return
+            copied = self._copies[path]
+            if copied is not None:
+                self._own.learn(copied[1], is_right=copied[0] == token)
+            if stored := self._stored.get(path):
+                expected = sum(probability for _, probability in stored)
+                is_right = any(one == token for one, _ in stored)
+                self._stored_share.learn(expected, is_right=is_right)
+            path = (*path, token)
+
+
+def _below(found: dict[_Path, Any], final: _Path) -> dict[_Path, Any]:
+    """Return what was found behind paths that begin with `final`, which is text now."""
+    size = len(final)
+    return {path[size:]: own for path, own in found.items() if path[:size] == final}
+
 
 LEAST = 0.02
 """Nodes that are less likely to become final are never proposed."""

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.glide.glide import GlideMlp, GlideSelfAttention, RmsNorm, Rope
+from slipstream.models.glide.glide_config import EagleConfig
 
 Past = list[tuple[Tensor, Tensor]]
 """Keys and values [B, heads, T, head_dim] of the steps so far; the first have true features."""

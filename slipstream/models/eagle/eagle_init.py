@@ -11,10 +11,14 @@ from torch import Tensor
 from slipstream.core.errors import ModelMismatch
 from slipstream.files import write_json
 from slipstream.models.eagle.eagle import EagleModel
-from slipstream.models.eagle.eagle_config import EagleConfig, default_layers
 from slipstream.models.eagle.eagle_weights import D2T, LAYER_IDS, T2D, read_eagle
 from slipstream.models.format.rope import Rotary
-from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
+from slipstream.models.glide.glide_config import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    EagleConfig,
+    default_layers,
+)
 from slipstream.models.glide.glide_files import write_tensors
 from slipstream.models.glide.glide_init import (
     GlideShape,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import Array
-from slipstream.models.eagle.eagle_config import EagleConfig
+from slipstream.models.glide.glide_config import EagleConfig
 from slipstream.models.glide.glide_scorer import GlideBackend, GlideScorer, GlideState, SessionStep
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import Ask, Grow, KvView, Scores

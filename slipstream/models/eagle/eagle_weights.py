@@ -18,13 +18,12 @@ import numpy as np
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.core.policy.options import EAGLE
 from slipstream.models.dtypes import BFLOAT16, Array
-from slipstream.models.eagle.eagle_config import EagleConfig, default_layers
 from slipstream.models.format.architecture import Architecture, parse
 from slipstream.models.format.families import account_fields, require_harmless
 from slipstream.models.format.folder import PICKLED, reading, shown
 from slipstream.models.format.resolve import resolve_head
 from slipstream.models.format.safetensors_file import Safetensors
-from slipstream.models.glide.glide_config import CONFIG_NAME
+from slipstream.models.glide.glide_config import CONFIG_NAME, EagleConfig, default_layers
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.models.eagle.eagle_config import EagleConfig
-from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_config import EagleConfig, GlideConfig
 
 
 class Rope(NamedTuple):

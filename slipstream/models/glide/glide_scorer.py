@@ -13,8 +13,7 @@ import numpy as np
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import CPU, Array
-from slipstream.models.eagle.eagle_config import EagleConfig
-from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_config import EagleConfig, GlideConfig
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
 from slipstream.models.scorer import (

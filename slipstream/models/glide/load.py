@@ -12,11 +12,11 @@ import numpy as np
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import path_of
 from slipstream.models.dtypes import AUTO, CPU
-from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.eagle.eagle_scorer import EagleScorer
 from slipstream.models.eagle.eagle_weights import EagleWeights, check_eagle_target
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
+from slipstream.models.glide.glide_config import EagleConfig
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
 from slipstream.models.glide.target_parts import (

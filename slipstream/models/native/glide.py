@@ -13,10 +13,9 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
-from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.eagle.eagle_weights import EMBEDDING, EagleWeights
 from slipstream.models.format.rope import rotary_tables
-from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_config import EagleConfig, GlideConfig
 from slipstream.models.glide.glide_scorer import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
 from slipstream.models.glide.target_parts import NativeParts

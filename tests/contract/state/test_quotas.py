@@ -11,7 +11,7 @@ import redis.asyncio
 from slipstream.core.errors import LimitExceeded
 from slipstream.state.quotas import MemoryQuotas, QuotaLimits, Ticket
 from slipstream.state.redis_client import RedisClient
-from slipstream.state.redis_quotas import RedisQuotas
+from slipstream.state.redis_store import RedisQuotas
 from support.state.redis_server import redis_server
 
 TTL_S = 30.0

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.eagle.eagle import EagleModel
-from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.eagle.eagle_scorer import EagleScorer
 from slipstream.models.eagle.eagle_weights import EagleWeights
 from slipstream.models.format.rope import Rotary, rotary_tables
 from slipstream.models.glide.glide import Rope
+from slipstream.models.glide.glide_config import EagleConfig
 from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.scorer import KvView, read
 from slipstream.models.torch.arrays import as_array, numpy_dtype

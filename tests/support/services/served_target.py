@@ -26,8 +26,8 @@ from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.tensors import dtype_of, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.metric import Telemetry
+from slipstream.telemetry.spans import Carrier
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.engine import LocalTarget
 from slipstream_target.__main__ import layout_to_pb

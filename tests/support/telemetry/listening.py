@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from slipstream.telemetry.carrier import carried
 from slipstream.telemetry.metric import Instruments, Telemetry
+from slipstream.telemetry.spans import carried
 
 
 class Listener:

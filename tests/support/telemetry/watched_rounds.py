@@ -8,10 +8,10 @@ from slipstream.core.inline import finished
 from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Verdict
-from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.request_span import RequestSpan, RoundTracer
 from slipstream.telemetry.round_metrics import RoundMetrics
+from slipstream.telemetry.spans import Carrier, carried
 from support.models.hand_clock import HandClock
 from support.telemetry.listening import Listener
 

@@ -8,9 +8,8 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from slipstream.rpc.tracing import trace_from_pb, trace_to_pb
 from slipstream.rpc.v1 import common_pb2
-from slipstream.telemetry.carrier import MAX_TRACESTATE, Carrier, carried, parent_of
 from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.spans import Replies
+from slipstream.telemetry.spans import MAX_TRACESTATE, Carrier, Replies, carried, parent_of
 from support.telemetry.listening import Listener
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

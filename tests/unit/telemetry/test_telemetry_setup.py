@@ -17,10 +17,10 @@ from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.options import option, options_of
 from slipstream.rpc.process import run_service
 from slipstream.telemetry import catalog
-from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.setup import Process, telemetry
+from slipstream.telemetry.spans import Carrier, carried
 from slipstream_draft.config import DraftConfig
 from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig

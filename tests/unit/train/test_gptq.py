@@ -7,7 +7,7 @@ import torch
 from slipstream.core.errors import TrainingError
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.native import library, weights
-from slipstream.train.four_bits.gptq import gptq
+from slipstream.train.gptq import gptq
 
 CASES = {
     "correlated": lambda noise: noise(400, 96) @ noise(96, 96),

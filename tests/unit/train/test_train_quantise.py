@@ -16,8 +16,8 @@ from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.features import FeatureSet
-from slipstream.train.four_bits.quantise import PROVENANCE_NAME, input_moments
 from slipstream.train.glide import generated_positions, lag_mask, states
+from slipstream.train.quantise import PROVENANCE_NAME, input_moments
 from slipstream.train.run import borrowed
 from support.models.tiny_training import glide_run, train, training_place
 

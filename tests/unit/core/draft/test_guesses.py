@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.guesses import Guess, Guesses
-from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
+from slipstream.core.draft.ngram_tree import LEAST, Guess, Guesses, TreeLimits, grow
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import EMPTY, CopySource, TokenTree
 from slipstream.core.types import SamplingParams, Session

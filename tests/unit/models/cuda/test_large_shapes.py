@@ -14,12 +14,12 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.dtypes import BFLOAT16
-from slipstream.models.eagle.eagle_config import EagleConfig
 from slipstream.models.eagle.eagle_weights import EagleWeights, eagle_shapes
 from slipstream.models.format.rope import Rotary
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chain import STEPS
 from slipstream.models.glide.glide_chains import GlideChains
+from slipstream.models.glide.glide_config import EagleConfig
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
 from slipstream.models.glide.load import draft_scorer, target_parts

@@ -24,7 +24,7 @@ from slipstream.models.glide.load import draft_scorer, load_glide, target_parts
 from slipstream.models.native import library
 from slipstream.models.scorer import Sync
 from slipstream.models.torch.arrays import as_array
-from slipstream.train.four_bits.gptq import gptq
+from slipstream.train.gptq import gptq
 from support.models import tiny_glide as tiny
 from support.models.tiny import weights_of
 

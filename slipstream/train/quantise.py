@@ -36,8 +36,8 @@ from slipstream.options import option, required
 from slipstream.revision import code_revision
 from slipstream.train.data import DataFile, padded_batches, split_heldout
 from slipstream.train.features import FeatureSet, TrainBatch
-from slipstream.train.four_bits.gptq import Q4Matrix, gptq
 from slipstream.train.glide import Frozen, generated_positions, lag_mask, lag_matches, states
+from slipstream.train.gptq import Q4Matrix, gptq
 from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts
 from slipstream.train.provenance import write_provenance
 from slipstream.train.run import borrowed, read_files
