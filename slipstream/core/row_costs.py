@@ -144,7 +144,6 @@ class Prices:
     """Seconds that a draft step takes: at first what it took at the start."""
     round_s: float | None = None
     """Seconds of a plain round, if known."""
-    _has_drafted: bool = False
 
     def __post_init__(self) -> None:
         self._pinned = None if self.row_cost is None else RowCosts.straight(self.row_cost)
@@ -180,13 +179,11 @@ class Prices:
     def drafted(self, num_steps: int, waited_s: float | None) -> float:
         """Learn that a proposal of so many steps took so long; return its cost in plain rounds.
 
-        A request's first proposal reads the prompt as well: it is counted as the others are. What
-        is no time teaches nothing.
+        One whose time is not given is counted as the others are. What is no time teaches nothing.
         """
-        is_first, self._has_drafted = not self._has_drafted, True
         if waited_s is not None and not 0 <= waited_s < math.inf:
             waited_s = None
-        if is_first or waited_s is None or not self.round_s or self.step_cost is not None:
+        if waited_s is None or not self.round_s or self.step_cost is not None:
             return num_steps * self.step
         step_s = waited_s / max(num_steps, 1)
         usual_s = step_s if self.step_s is None else self.step_s

@@ -2,12 +2,14 @@
 On tiny models with random weights, in float32 and, with invariant numerics, in bfloat16."""
 
 import itertools
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
+from slipstream.core.policy.backoff import DraftUse
 from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Verification
@@ -182,3 +184,30 @@ def test_a_session_moved_in_the_middle_goes_on_with_the_same_tokens(world):
         for length in (1, 9, 10, 11):
             told = (*PROMPTS[1], *out.tokens[:length])
             assert next_token(other, at, told) == out.tokens[length]
+
+
+@dataclass
+class Watched:
+    """What a draft holds for the session when each round has its verdict."""
+
+    draft: LocalDraft
+    sizes: list = field(default_factory=list)
+
+    def calling(self, round_, port):
+        return nullcontext()
+
+    def record(self, round_):
+        self.sizes.append(self.draft.kv_bytes("s"))
+
+
+@pytest.mark.parametrize("kind", ["glide", "eagle3"])
+def test_a_draft_that_does_not_pay_holds_nothing_meanwhile_and_is_tried_again(world, kind):
+    watched = Watched(world.drafts[kind])
+    asked = {"sampling": SAMPLINGS["everything"], "max_tokens": 330}
+    dear = {"options": SpeculationOptions(), "profile": Profile(step_cost=0.6, max_depth=4)}
+    drafting = (world.target, watched.draft, kind, PROMPTS[0])
+    out = speculate(*drafting, observer=watched, **dear, **asked)
+    assert out.tokens == plain(world.target, PROMPTS[0], **asked).tokens
+    runs = [(holds, len(list(run))) for holds, run in itertools.groupby(watched.sizes, bool)]
+    assert len(runs) > 5
+    assert all(holds or length >= DraftUse.SHORTEST for holds, length in runs[1:-1])

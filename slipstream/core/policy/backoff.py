@@ -1,4 +1,7 @@
-"""Giving up speculation, or overlap, while it does not pay. Reads no clock: it counts rounds."""
+"""Giving up speculation, or overlap, while it does not pay, and the draft's session meanwhile.
+
+Reads no clock: it counts rounds.
+"""
 
 import math
 
@@ -32,6 +35,11 @@ class Backoff:
         """Average of tokens per round over cost per round, the last ones counting more."""
         return self._gain.value
 
+    @property
+    def num_left(self) -> int:
+        """Rounds without a draft that are left of a pause."""
+        return self._plain_rounds_left
+
     def expect(self, gain: float) -> None:
         """Begin with this gain, before any round."""
         self._gain.value = gain
@@ -52,6 +60,50 @@ class Backoff:
             return True
         self._plain_rounds_left -= 1
         return False
+
+
+class DraftUse:
+    """Ends the session that a request has at a draft, with its memory and its streams, while rounds
+    do without it.
+
+    So it does where they do for so long that opening the session anew costs little beside them, or
+    until the request is over. The next proposal opens it, and reads the text anew.
+    """
+
+    SHORTEST = 32
+    """Fewest rounds without the draft for which its session ends, so that none comes and goes all
+    the time."""
+    OPENING_SHARE = 0.02
+    """Share of these rounds that opening the session anew may take."""
+
+    def __init__(self) -> None:
+        self.is_asked = self.is_open = False
+        """Whether the draft was asked, and whether it answered, in the session that it has now."""
+        self.opening = 0.0
+        """Plain rounds of waits until it had answered, when it was opened last."""
+        self._num_apart = 0
+
+    def planned(self, asks: bool) -> None:
+        """Take in whether the next round asks the draft."""
+        self._num_apart = 0 if asks else self._num_apart + 1
+
+    def answers(self, waited: float, *, is_late: bool) -> bool:
+        """Take in a wait of so many plain rounds; return whether it says what the draft gains: the
+        first one in vain says only that the session opens."""
+        is_first = not self.is_asked
+        if not self.is_open:
+            self.opening = waited + (0.0 if is_first else self.opening)
+        self.is_asked, self.is_open = True, self.is_open or not is_late
+        return not (is_first and is_late)
+
+    def ends(self, pause: int, remaining: int, opening: float) -> bool:
+        """Return, once, whether to end the session: `pause` rounds of a back-off and `remaining`
+        tokens are left, and opening it anew takes `opening` plain rounds."""
+        enough = max(min(opening / self.OPENING_SHARE, remaining), self.SHORTEST)
+        if not (self.is_asked and self._num_apart and self._num_apart + pause >= enough):
+            return False
+        self.is_asked = self.is_open = False
+        return True
 
 
 class OverlapGain:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import accumulate
 
-from slipstream.core.policy.backoff import Backoff
+from slipstream.core.policy.backoff import Backoff, DraftUse
 from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.profile import Settings
 from slipstream.core.round import NO_PLAN, Round
@@ -51,7 +51,8 @@ class Planner:
             Average(first, num_values=3, weight=RequestPace.WEIGHT)
             for first in (DRAFTED_TOKENS, DRAFTED_ROUNDS)
         )
-        self._has_begun = self._has_drafted = False
+        self._use, self._remaining = DraftUse(), 0
+        self._has_begun = False
         self._prompt_s = 0.0
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
@@ -64,6 +65,16 @@ class Planner:
         to spare, or when the target's own token is the last one allowed. Where many tokens are
         `forced` the draft is spared, and else leaves room for them.
         """
+        plan, self._remaining = self._planned(remaining, verdict), remaining
+        self._use.planned(plan.may_ask)
+        return plan
+
+    def leaves_draft(self) -> bool:
+        """Return whether to end the draft's session before the round planned last: see
+        `DraftUse`. The next proposal opens it anew."""
+        return self._use.ends(self._backoff.num_left, self._remaining, self._opening_cost)
+
+    def _planned(self, remaining: int, verdict: Verdict) -> Plan:
         self._prices.take(verdict.offer)
         self._begin()
         if self._settings.verification is Verification.TARGET_INIT:
@@ -100,7 +111,6 @@ class Planner:
         depth = max(proposal.drafted.depths(), default=0)
         cost = self._prices.round(len(proposal.tree))
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
-        self._has_drafted = self._has_drafted or is_drafted
         if depth:
             self._drafted.record(num_tokens)
             self._drafted_cost.record(cost)
@@ -111,17 +121,22 @@ class Planner:
         cost = min(cost, _LONGEST_ROUND)
         self._pace.record(num_tokens, cost)
         if is_drafted:
-            self._backoff.record(num_tokens / cost)
+            self._record_draft(round_, num_tokens / cost)
         elif round_.plan.lookup is not None:
             self._copies.record(num_tokens / cost)
 
     def _drafting_cost(self, round_: Round, depth: int) -> float:
         """Return the plain rounds that a proposal took; only one that was drafted and waited for
-        says what a draft step takes."""
+        says what a draft step takes, and the first one reads the text as well."""
         if round_.proposal.stopped_by == AHEAD or round_.proposal.fallback == LATE:
             return self._prices.waited(round_.proposing_s)
-        seconds = None if round_.proposing is None else round_.proposing_s
-        return self._prices.drafted(depth, seconds)
+        is_timed = self._use.is_open and round_.proposing is not None
+        return self._prices.drafted(depth, round_.proposing_s if is_timed else None)
+
+    def _record_draft(self, round_: Round, gain: float) -> None:
+        waited = self._prices.waited(round_.proposing_s)
+        if self._use.answers(waited, is_late=round_.proposal.fallback == LATE):
+            self._backoff.record(gain)
 
     def _record_overlap(self, round_: Round) -> None:
         gain, is_measured = self._settings.overlap_gain, self._settings.mode is Mode.AUTO
@@ -195,10 +210,15 @@ class Planner:
     def _may_read(self, remaining: int) -> bool:
         """Return whether what is left gains what the draft takes to read the prompt, which it does
         with its first proposal."""
-        cost = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
         gain = max(self._backoff.gain, 1.0)
         most = min(remaining, USUAL_TOKENS) * (1 / Backoff.TOLERANCE - 1 / gain)
-        return self._has_drafted or cost <= most
+        return self._use.is_asked or self._opening_cost <= most
+
+    @property
+    def _opening_cost(self) -> float:
+        """Plain rounds that the draft takes to read the text, as estimated and as measured."""
+        read = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
+        return max(read, self._use.opening)
 
     def _fitting_depth(self, nodes: int) -> int:
         widths = self._settings.widths

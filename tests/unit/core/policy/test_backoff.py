@@ -1,8 +1,8 @@
-"""Overlap that does not pay is tried ever less often."""
+"""Overlap that does not pay is tried ever less often, and a draft that is not asked is left."""
 
 import pytest
 
-from slipstream.core.policy.backoff import OverlapGain
+from slipstream.core.policy.backoff import DraftUse, OverlapGain
 
 
 def share_on(gain, cost_on, rounds):
@@ -38,3 +38,46 @@ def test_rounds_that_are_shorter_and_bring_fewer_tokens_do_not_pay():
     for _ in range(20 * gain.PHASE):
         gain.record(1 if gain.is_on else 2, 0.6 if gain.is_on else 1.0, is_on=gain.is_on)
     assert not gain.is_on
+
+
+def rounds_until_it_ends(opening, *, pause, remaining=10**6):
+    """How many rounds do without the draft before its session ends; at most a thousand."""
+    use = DraftUse()
+    use.answers(opening, is_late=False)
+    for num_apart in range(1000):
+        use.planned(asks=False)
+        if use.ends(max(pause - num_apart, 0), remaining, use.opening):
+            assert not use.ends(pause, remaining, use.opening)
+            return num_apart
+    return None
+
+
+def test_a_session_ends_at_the_start_of_a_pause_beside_which_opening_it_anew_costs_little():
+    assert rounds_until_it_ends(2.0, pause=100) == 0
+    assert rounds_until_it_ends(2.0, pause=60) == 99  # of copies, or without a token budget
+    assert rounds_until_it_ends(0.0, pause=10) == DraftUse.SHORTEST - 1
+    assert rounds_until_it_ends(50.0, pause=900, remaining=800) == 0  # it is never asked again
+    assert rounds_until_it_ends(50.0, pause=900) is None
+
+
+def test_a_session_that_is_asked_between_never_ends_and_one_that_was_not_asked_has_no_end():
+    use = DraftUse()
+    assert not use.ends(1000, 1, 0.0)
+    for _ in range(100):
+        use.answers(0.0, is_late=False)
+        for _ in range(DraftUse.SHORTEST - 1):
+            use.planned(asks=False)
+            assert not use.ends(0, 1000, use.opening)
+        use.planned(asks=True)
+        assert not use.ends(1000, 1000, use.opening)
+
+
+def test_waits_while_a_session_opens_count_as_the_cost_of_that_and_the_first_not_as_a_failure():
+    use = DraftUse()
+    assert [use.answers(waited, is_late=late) for waited, late in ((5, True), (3, True))] == [0, 1]
+    assert use.answers(1.0, is_late=False) and use.answers(7.0, is_late=True)
+    assert use.opening == 9.0
+    use.planned(asks=False)
+    assert use.ends(1000, 1000, use.opening)
+    use.answers(2.0, is_late=False)
+    assert use.opening == 2.0
