@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -11,11 +12,14 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from slipstream.models.format.resolve import short_name
+from slipstream.models.format.wheel import CATALOG
 from support.commands import ran_python
 from support.deployment.charts import (
     NAMESPACE,
     Json,
     every_case,
+    models_of,
     named,
     of_kind,
     rendered,
@@ -32,12 +36,15 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-def checking(case: str) -> Json:
-    (pod,) = of_kind(rendered(case), "Pod")
-    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    assert pod["spec"]["restartPolicy"] == "Never"
-    (container,) = pod["spec"]["containers"]
-    return container
+def checking(documents: Sequence[Json]) -> list[Json]:
+    """The container of each model's pod."""
+    found = []
+    for pod in of_kind(documents, "Pod"):
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        assert pod["spec"]["restartPolicy"] == "Never"
+        found += pod["spec"]["containers"]
+    assert len(found) == len(models_of(documents))
+    return found
 
 
 def words(container: Json) -> list[str]:
@@ -56,18 +63,28 @@ def router(tmp_path_factory):
 
 @every_case()
 def test_the_command_has_the_options_that_it_is_given_and_dials_the_routers_service(case):
-    container = checking(case)
-    known, _ = command(words(container)[1:])
-    assert {word for word in words(container) if word.startswith("--")} <= known
-    host, _, port = words(container)[words(container).index("--router") + 1].rpartition(":")
-    name, namespace, kind = host.split(".")[:3]
-    service = named(rendered(case), "Service", name)
-    assert (namespace, kind) == (NAMESPACE, "svc")
-    assert int(port) in [at["port"] for at in service["spec"]["ports"]]
+    for line in map(words, checking(rendered(case))):
+        known, _ = command(line[1:])
+        assert {word for word in line if word.startswith("--")} <= known
+        host, _, port = line[line.index("--router") + 1].rpartition(":")
+        name, namespace, kind = host.split(".")[:3]
+        service = named(rendered(case), "Service", name)
+        assert (namespace, kind) == (NAMESPACE, "svc")
+        assert int(port) in [at["port"] for at in service["spec"]["ports"]]
+
+
+def test_models_are_named_as_services_name_them():
+    known = {known.alias for known in CATALOG.values()} | {
+        known.hub_id for known in CATALOG.values()
+    }
+    for name in (known - {None}) | {"a/A-1.5B@0123abc", "a/A_b"}:
+        (container,) = checking(with_values({"models": [{"name": name}]}))
+        line = words(container)
+        assert line[line.index("--model") + 1] == short_name(name)
 
 
 def test_the_exact_command_finds_that_drafted_tokens_are_accepted(router):
-    container = checking("minimal-cpu")
+    (container,) = checking(with_values({"models": [{"name": "/models/tiny"}]}))
     line = words(container)
     line[line.index("--router") + 1] = router
     env = {at["name"]: at["value"] for at in container["env"] if "value" in at}
@@ -102,18 +119,19 @@ def one_container(folder, ports):
     """Return the command line and the environment of the container that runs a draft and its
     target, by the chart's own script, on this CPU and these ports."""
     model, sized = str(save_long_checkpoint(folder / "tiny")), "config.kv_memory"
-    values = {"model.name": model, "model.draft": f"vanilla:{model}", "target.gpu.count": 1}
+    models = [{"name": model, "draft": f"vanilla:{model}"}]
+    values = {"models": models, "target.gpu.count": 1}
     values |= {"redis.enabled": False, "metrics.enabled": False, "draft.placement": "target"}
     values |= {f"draft.{sized}": "64MiB", f"target.{sized}": "64MiB", "draft.ports.grpc": ports[0]}
     documents = with_values({**values, "target.ports": {"grpc": ports[1], "health": ports[2]}})
     (main,) = (pod.main for pod in service_pods(documents) if pod.role == "target")
-    text = named(documents, "ConfigMap", "demo-slipstream-config")["data"]["slipstream.toml"]
-    (folder / "slipstream.toml").write_text(text.replace('"cuda"', '"cpu"'))
+    text = named(documents, "ConfigMap", "demo-slipstream-config")["data"]["model-tiny.toml"]
+    (folder / "model-tiny.toml").write_text(text.replace('"cuda"', '"cpu"'))
     given = {at["name"]: at["value"] for at in main["env"] if "ADVERTISED" in at["name"]}
     env = {name: at.replace("$(POD_IP)", "127.0.0.1") for name, at in given.items()}
     line = [at.replace("/etc/slipstream/config", str(folder)) for at in main["command"]]
     env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return [*line, "--config", str(folder / "slipstream.toml")], {**os.environ, **env}
+    return [*line, "--config", str(folder / "model-tiny.toml")], {**os.environ, **env}
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

@@ -1,17 +1,20 @@
 """Services of the chart lead to pods, and policies let through exactly the hops that there are."""
 
 import re
+from itertools import product
 
 import pytest
 import yaml
 
 from support.deployment.charts import (
     COMPONENT,
+    MODEL,
     NAMESPACE,
     ROLES,
     ROOT,
     SERVICES,
     every_case,
+    models_of,
     named,
     of_kind,
     pods,
@@ -42,27 +45,29 @@ def policies_of(documents):
     return of_kind(documents, "NetworkPolicy")
 
 
-def ends(documents):
-    """All pods of a release by role, and who else there is."""
+def ends(documents, model=None):
+    """All pods of a release by role, those of the first model or a named one, and who else there
+    is."""
     there = [*pods(documents), *filter(None, [resident_draft(documents)])]
-    found = {pod.role: End(pod.labels, NAMESPACE, HERE, pod.ports) for pod in there if pod.role}
-    return {**found, **OUTSIDE}
+    model = model or models_of(documents)[0]
+    there = [pod for pod in there if pod.role and pod.labels.get(MODEL, model) == model]
+    return {**{pod.role: End(pod.labels, NAMESPACE, HERE, pod.ports) for pod in there}, **OUTSIDE}
 
 
-def serving(documents):
+def serving(everybody):
     """Ports that serve, by role."""
-    return {role: port_of(end) for role, end in ends(documents).items() if end.ports}
+    return {role: port_of(end) for role, end in everybody.items() if end.ports}
 
 
 def port_of(end):
     return end.ports.get("grpc") or end.ports.get("http") or end.ports.get("redis")
 
 
-def hops(documents):
-    policies, everybody = policies_of(documents), ends(documents)
+def hops(documents, model=None):
+    policies, everybody = policies_of(documents), ends(documents, model)
     return {
         (source, target)
-        for target, port in serving(documents).items()
+        for target, port in serving(everybody).items()
         for source in everybody
         if port
         and source != target
@@ -123,7 +128,7 @@ def test_replicas_that_can_be_evicted_have_a_budget_that_leaves_some(documents):
 @every_case()
 def test_policies_let_through_the_hops_that_there_are_and_no_other(case):
     documents = rendered(case)
-    there = {*serving(documents), *OUTSIDE, "test"}
+    there = {*serving(ends(documents)), *OUTSIDE, "test"}
     wanted = {hop for hop in HOPS if set(hop) <= there}
     if case in ("large-cluster", "production"):  # callers are named there
         wanted -= {("elsewhere", "router"), ("outside", "router")}
@@ -133,13 +138,22 @@ def test_policies_let_through_the_hops_that_there_are_and_no_other(case):
         wanted |= {(caller, "http") for caller in (*OUTSIDE, "test")}
     if "ray" in ends(documents):  # its processes talk to each other at any port
         wanted |= {("ray", "draft"), ("ray", "target"), ("target", "draft")}
-    assert hops(documents) == wanted
+    for model in models_of(documents):
+        assert hops(documents, model) == wanted
+
+
+def test_drafts_read_from_targets_of_their_own_model_alone():
+    documents = rendered("several-models")
+    policies, models = policies_of(documents), models_of(documents)
+    for own, other in product(models, repeat=2):
+        draft, target = ends(documents, own)["draft"], ends(documents, other)["target"]
+        assert admits(policies, draft, target, "grpc") is (own == other), f"{own} from {other}"
 
 
 def test_metrics_are_read_by_monitoring_alone_and_no_pod_goes_elsewhere(documents):
     policies, everybody = policies_of(documents), ends(documents)
     for pod in service_pods(documents):
-        target = everybody[pod.role]
+        target = End(pod.labels, NAMESPACE, HERE, pod.ports)
         assert admits(policies, MONITORING, target, "metrics"), pod.owner
         for other in OUTSIDE.values():
             assert not admits(policies, other, target, "metrics"), pod.owner
@@ -208,7 +222,7 @@ def test_rules_of_operators_come_on_top():
 
 
 def test_routers_reach_engines_of_other_releases_that_both_name_and_no_others():
-    page = (ROOT / "docs/kubernetes.md").read_text().partition("## Several models")[2]
+    page = (ROOT / "docs/kubernetes.md").read_text().partition("### Models of another release")[2]
     own, other = (yaml.safe_load(at) for at in BLOCK.findall(page)[:2])
     first, second = with_values(own), with_values(other, release="second")
     policies = [*policies_of(first), *policies_of(second)]

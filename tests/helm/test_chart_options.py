@@ -14,6 +14,7 @@ from support.deployment.charts import (
     CONFIGS,
     NAMESPACE,
     ROLES,
+    models_of,
     named,
     of_kind,
     rendered,
@@ -89,7 +90,11 @@ def read(mounted, tmp_path):
             for cls, section, given in zip(classes, (pod.role, SECTION), flags, strict=True)
         ]
 
-    return lambda documents: {pod.role: options(documents, pod) for pod in services(documents)}
+    return lambda documents, model=None: {
+        pod.role: options(documents, pod)
+        for pod in services(documents)
+        if pod.model in (None, model or models_of(documents)[0])
+    }
 
 
 def services(documents):
@@ -99,8 +104,10 @@ def services(documents):
 
 def test_every_service_takes_its_options(documents, read):
     """Engines announce the address of their pod; drafts read from targets beside them alone."""
-    found, ports = read(documents), {pod.role: pod.ports for pod in services(documents)}
-    for role, (config, telemetry) in found.items():
+    ports = {pod.role: pod.ports for pod in services(documents)}
+    pairs = [(role, it) for at in models_of(documents) for role, it in read(documents, at).items()]
+    found = dict(pairs)
+    for role, (config, telemetry) in pairs:
         if role == "http":
             assert config.host_and_port() == ("0.0.0.0", ports[role]["http"])
         else:
@@ -135,13 +142,13 @@ def test_every_variable_of_ours_is_one_that_is_read(documents):
 
 def test_services_agree_with_each_other(documents):
     """On the model, on Redis, and on names under which replicas announce themselves."""
-    tables = settings(documents)
-    if "draft" in tables:
-        assert tables["draft"]["target_model"] == tables["target"]["model"]
-    for option in ("store_url", "store_prefix"):
-        assert len({tables[role].get(option) for role in ROLES if role in tables}) == 1
-    if tables["router"]["targets"] == ["registry:"]:
-        assert tables["router"]["store_url"]
+    for tables in (settings(documents, model) for model in models_of(documents)):
+        if "draft" in tables:
+            assert tables["draft"]["target_model"] == tables["target"]["model"]
+        for option in ("store_url", "store_prefix"):
+            assert len({tables[role].get(option) for role in ROLES if role in tables}) == 1
+        if tables["router"]["targets"] == ["registry:"]:
+            assert tables["router"]["store_url"]
 
 
 def test_all_hops_are_tls_and_each_side_verifies_the_other(read):

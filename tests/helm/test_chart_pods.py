@@ -5,6 +5,7 @@ import json
 import pytest
 
 from support.deployment.charts import (
+    models_of,
     of_kind,
     pods,
     secret_texts,
@@ -89,7 +90,7 @@ def test_services_are_probed_at_their_port_of_health_and_the_front_by_the_scheme
     documents,
 ):
     for pod in service_pods(documents):
-        own = settings(documents)[pod.role]
+        own = settings(documents, pod.model)[pod.role]
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             at = pod.main[probe]
             (kind,) = {"exec", "grpc", "httpGet", "tcpSocket"} & set(at)
@@ -114,7 +115,7 @@ def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(documents):
 def test_a_pod_that_stops_is_off_the_lists_first_and_has_time_for_the_longest_request(documents):
     for pod in service_pods(documents):
         wait = pod.main["lifecycle"]["preStop"]["sleep"]["seconds"]
-        grace = settings(documents)[pod.role]["grace_s"]
+        grace = settings(documents, pod.model)[pod.role]["grace_s"]
         assert 0 < wait < grace
         assert pod.spec["terminationGracePeriodSeconds"] >= wait + grace + GONE, pod.owner
 
@@ -133,8 +134,8 @@ def test_variables_that_name_a_secret_hold_none(documents):
             for variable in container.get("env", ()):
                 secret = any(word in variable["name"].lower() for word in SECRET_WORDS)
                 assert not secret or "value" not in variable, variable["name"]
-    for table in settings(documents).values():
-        assert "store_password" not in table
+    for model in models_of(documents):
+        assert all("store_password" not in table for table in settings(documents, model).values())
 
 
 def test_what_a_secret_holds_stands_nowhere_else(documents):
@@ -192,8 +193,8 @@ HEADS = [
 
 @pytest.mark.parametrize(("draft", "config", "layers", "pulled"), HEADS)
 def test_targets_beside_an_eagle3_draft_keep_hidden_states(draft, config, layers, pulled):
-    model = {"name": "small", "draft": draft}
-    documents = with_values({"model": model, "target.config": config, "modelStore.type": "pvc"})
+    models = [{"name": "small", "draft": draft}]
+    documents = with_values({"models": models, "target.config": config, "modelStore.type": "pvc"})
     assert settings(documents)["target"].get("hidden_layers") == layers
     (pod,) = (at for at in service_pods(documents) if at.role == "draft")
     commands = [at["command"] for at in pod.spec["initContainers"]]

@@ -75,6 +75,6 @@ def test_the_notes_find_open_settings_each_with_a_command_that_closes_it():
 
 
 def test_the_notes_hint_that_limits_are_for_the_default_model():
-    hint = "Memory limits are those of smollm2-135m"
-    assert hint in notes("--set", "model.name=own/model")
+    hint = "are those of smollm2-135m"
+    assert f"own/model {hint}" in notes("--set", "models[0].name=own/model")
     assert hint not in notes()

@@ -24,7 +24,7 @@ def test_serve_takes_its_options_and_so_do_the_pools():
     (application,) = config.applications
     assert application.import_path == "slipstream.cluster.app:build"
     plan = plan_from(application.args)
-    assert plan.config == "/etc/slipstream/config/slipstream.toml"
+    assert plan.config == "/etc/slipstream/config/model-smollm2-135m.toml"
     assert {role: pool.port for role, pool in plan.pools().items()} == {
         "target": 50061,
         "draft": 50062,

@@ -2,6 +2,7 @@
 
 import re
 from itertools import product
+from math import ceil, floor
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from support.deployment.charts import (
     CASES,
     CHART,
     COMPONENT,
+    MODEL,
     ROOT,
     named,
     of_kind,
@@ -36,6 +38,12 @@ ADAPTER = yaml.safe_load(re.search(r"^```yml\n(rules:.*?)^```$", PAGE, re.M | re
 """What the page tells an adapter of custom metrics."""
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SCALED_CASES = [case for case in CASES if case in ("large-cluster", "keda")]
+
+SYNC_S = 15
+"""Seconds between two decisions of an HPA."""
+IN_TIME, PROPOSING, TRIED = 12, 0.25, 0.01
+"""Sessions that a draft has proposals for in time, the share of a round in which a session waits
+for one, and the share of rounds that still try a draft that is late."""
 
 
 def scaled(scaler):
@@ -83,16 +91,19 @@ def test_drafts_come_back_from_zero_by_the_sessions_of_targets():
     found = [at for role, at in queries(documents) if role == "draft"]
     told = [at for at in found if at["ignoreNullValues"] == "false"]
     assert [spoken(at["query"]).selectors[0].name for at in told] == ["slipstream_sessions"]
-    assert 'pod=~"demo-slipstream-target-' in told[0]["query"]
+    assert 'pod=~"demo-slipstream-target-smollm2-135m-' in told[0]["query"]
 
 
 def metrics(documents):
-    """Each role with the name of a metric of its pods that an HPA scales it by."""
+    """Each role whose pods export a metric that an HPA goes by, with the metric's name."""
     for scaler in of_kind(documents, "HorizontalPodAutoscaler"):
         assert scaler["spec"]["metrics"], title(scaler)
         for at in scaler["spec"]["metrics"]:
-            if at["type"] != "Resource":
+            if at["type"] == "Pods":
                 yield scaled(scaler), at["pods"]["metric"]["name"]
+            elif at["type"] == "External":
+                labels = at["external"]["metric"]["selector"]["matchLabels"]
+                yield labels["app_kubernetes_io_component"], at["external"]["metric"]["name"]
 
 
 def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(documents):
@@ -106,7 +117,7 @@ def test_drafts_are_scaled_by_the_proposals_that_are_there_at_once_not_by_sessio
     """Seconds in queue and engine, of one second: KEDA's query and the adapter's for an HPA."""
     keda = [at["query"] for role, at in queries(rendered("keda")) if role == "draft"]
     drafting = [query for query in keda if "slipstream_sessions" not in query]  # but from zero
-    (name,) = (name for role, name in metrics(rendered("large-cluster")) if role == "draft")
+    (name,) = {name for role, name in metrics(rendered("large-cluster")) if role == "draft"}
     assert len(drafting) == 1
     for query in (*drafting, offered(name)["metricsQuery"]):
         rates = re.findall(r"rate\(slipstream_draft_(\w+)_duration_seconds_sum\{", query)
@@ -117,7 +128,7 @@ def offered(name):
     """The rule of the page by which an adapter offers a metric: under its own name or another."""
     (rule,) = (
         at
-        for at in ADAPTER["custom"]
+        for at in (*ADAPTER["custom"], *ADAPTER["external"])
         if at.get("name", {}).get("as") == name
         or ("name" not in at and re.fullmatch(series_of(at), name))
     )
@@ -154,10 +165,12 @@ def test_queries_speak_of_series_of_this_release_by_labels_that_those_have(docum
 
 def read_by(documents):
     """Each port that a monitor reads, with the role and all ports of the pod or service there."""
-    things = [("PodMonitor", pod.role, pod.labels, set(pod.ports)) for pod in pods(documents)]
+    things = [
+        ("PodMonitor", (pod.role, pod.model), pod.labels, set(pod.ports)) for pod in pods(documents)
+    ]
     for it in of_kind(documents, "Service"):
         role, ports = it["spec"]["selector"][COMPONENT], {at["name"] for at in it["spec"]["ports"]}
-        things.append(("ServiceMonitor", role, it["metadata"]["labels"], ports))
+        things.append(("ServiceMonitor", (role, None), it["metadata"]["labels"], ports))
     for monitor, (kind, role, labels, ports) in product(documents, things):
         if monitor["kind"] == kind and matches(monitor["spec"]["selector"], labels):
             field = "podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"
@@ -168,11 +181,68 @@ def test_monitors_read_every_pod_once_at_a_port_that_it_has(documents):
     """Twice would double every rate."""
     found = list(read_by(documents))
     assert all(port in ports for port, _, ports in found)
-    if of_kind(documents, "PodMonitor", "ServiceMonitor"):
+    monitors = of_kind(documents, "PodMonitor", "ServiceMonitor")
+    if monitors:
         read = [(role, port) for port, role, _ in found]
         assert len(read) == len(set(read))
         pages = {(at.role, name) for at in service_pods(documents) for name in at.ports}
-        assert {at for at in pages if at[1].endswith("metrics")} <= set(read)
+        assert {at for at in pages if at[1].endswith("metrics")} <= {(it[0], at) for it, at in read}
+    assert all(MODEL in at["spec"]["podTargetLabels"] for at in monitors)
+
+
+def limited(behavior, history, wanted):
+    """Return what an HPA makes of the replicas `wanted`; `history` has each moment's replicas and
+    wanted ones, one each `SYNC_S` seconds, the newest last."""
+    now = history[-1][0]
+    up, down = behavior["scaleUp"], behavior["scaleDown"]
+    recent = {
+        side: [wanted, *(at for _, at in history[-rule["stabilizationWindowSeconds"] // SYNC_S :])]
+        for side, rule in (("up", up), ("down", down))
+    }
+    wanted = min(max(now, min(recent["up"])), max(recent["down"]))
+    grown, shrunk = [], []
+    for rule, sign, bounds in ((up, 1, grown), (down, -1, shrunk)):
+        for policy in rule["policies"]:
+            start = history[-min(policy["periodSeconds"] // SYNC_S, len(history))][0]
+            is_share, value = policy["type"] == "Percent", sign * policy["value"]
+            exact = start * (1 + value / 100) if is_share else start + value
+            bounds.append(ceil(exact) if sign > 0 else floor(exact))
+    return max(min(wanted, max(now, *grown)), min(now, *shrunk))
+
+
+def drafts_after(scaler, load):
+    """Return the drafts at each moment under a load, sessions of targets each `SYNC_S` seconds.
+
+    Where a draft has more than `IN_TIME` sessions it is late, and they only try it now and then.
+    """
+    spec, history = scaler["spec"], [(8, 8)]
+    for sessions in load:
+        now = history[-1][0]
+        use = PROPOSING * sessions * (1 if sessions <= IN_TIME * now else TRIED)
+        goals = {"Pods": use, "External": sessions}
+        wanted = 0
+        for metric in spec["metrics"]:
+            target = metric[metric["type"].lower()]["target"]["averageValue"]
+            goal = int(target.removesuffix("m")) / 1000
+            ratio = goals[metric["type"]] / (goal * now)
+            wanted = max(wanted, now if abs(ratio - 1) <= 0.1 else ceil(ratio * now))
+        wanted = min(max(wanted, spec["minReplicas"]), spec["maxReplicas"])
+        history.append((limited(spec["behavior"], history, wanted), wanted))
+    return [replicas for replicas, _ in history]
+
+
+def test_drafts_that_are_late_are_not_taken_away_for_being_used_less():
+    """Requests give up drafts that are late: by use alone, few drafts would get fewer yet."""
+    found = of_kind(rendered("several-models"), "HorizontalPodAutoscaler")
+    (scaler,) = (at for at in found if scaled(at) == "draft")
+    hour = 3600 // SYNC_S
+    load = [96] * hour + [12] * hour + [96] * hour
+    after = drafts_after(scaler, load)
+    assert after[hour] == after[-1] == 8 and after[2 * hour] < 4
+    by_use = {**scaler, "spec": {**scaler["spec"], "metrics": scaler["spec"]["metrics"][:1]}}
+    assert drafts_after(by_use, load)[-1] == scaler["spec"]["minReplicas"]
+    steps = [(a, b) for a, b in zip(after, after[300 // SYNC_S :], strict=False) if b < a]
+    assert steps and all(a - b <= max(1, ceil(a / 4)) for a, b in steps)
 
 
 def test_dashboard_and_alerts_are_shipped_as_they_are():

@@ -16,14 +16,18 @@ from support.deployment.charts import ROLES, every_helm, named, parsed, secret_t
 PASSWORD = "drawn at the first installation"
 SECRET = "demo-slipstream-redis"
 WHERE = f"/api/v1/namespaces/serving/secrets/{SECRET}"
+WORKLOADS = {
+    role: f"demo-slipstream-{role}" + ("" if role == "router" else "-smollm2-135m")
+    for role in ROLES
+}
 SCALED = {
-    f"/apis/apps/v1/namespaces/serving/deployments/demo-slipstream-{role}": {
+    f"/apis/apps/v1/namespaces/serving/deployments/{name}": {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": f"demo-slipstream-{role}", "namespace": "serving"},
+        "metadata": {"name": name, "namespace": "serving"},
         "spec": {"replicas": 3},
     }
-    for role in ROLES
+    for name in WORKLOADS.values()
 }
 KEPT = {
     "apiVersion": "v1",
@@ -105,7 +109,7 @@ def rendered(*flags: str, helm: Helm = HELMS[-1], **roles: tuple[int, int, bool]
     done = template(helm, *flags, values=values)
     assert done.returncode == 0, done.stderr
     found = parsed(done.stdout)
-    pods = [named(found, "Deployment", f"demo-slipstream-{role}") for role in roles]
+    pods = [named(found, "Deployment", WORKLOADS[role]) for role in roles]
     return secret_texts(named(found, "Secret", SECRET))["password"], [
         pod["spec"]["replicas"] for pod in pods
     ]

@@ -53,6 +53,7 @@ WRONG = {
     "redis.external.url": "redis+sentinel://redis:26379/main",
     "tls.certManager.issuerRef.kind": "Isuer",
     "inferenceGateway.endpointPicker.failureMode": "Fail",
+    "models": [{"name": "a", "overrides": {"target": {"ports": {"grpc": 1}}}}],
 }
 """Each a mistake, in a value that is otherwise right."""
 GATEWAY = {
@@ -131,16 +132,30 @@ CANT = {
     "an HPA that scales to zero": {
         "draft.autoscaling": {"minReplicas": 0, "hpa": {"enabled": True}}
     },
-    "a model of 140 GB in 50Gi": {"model.name": "meta-llama/Llama-3.3-70B-Instruct"},
+    "a model of 140 GB in 50Gi": {"models": [{"name": "meta-llama/Llama-3.3-70B-Instruct"}]},
+    "a draft that does not fit beside its target": {
+        "models": [{"name": "a/A-8B@0123abc", "draft": "vanilla:a/A-6b"}],
+        "modelStore.size": "25Gi",
+    },
+    "two models that clients can not tell apart": {
+        "models": [{"name": "a/A@1"}, {"name": "a/A@2"}]
+    },
+    "two models whose objects have one name": {"models": [{"name": "a/A.b"}, {"name": "/A_B"}]},
+    "a model that objects can not be named by": {"models": [{"name": "a/_"}]},
+    "two models on Ray": {"ray.enabled": True, "models": [{"name": "a"}, {"name": "b"}]},
+    "a fault in what a model overrides": {
+        "models": [{"name": "a", "overrides": {"target": {"config": {"device": "cuda"}}}}]
+    },
     "two models that fit one by one": {
         "modelStore": {"type": "pvc", "size": "25Gi"},
-        "model": {"name": "a/A-8B@0123abc", "draft": "vanilla:a/A-6b"},
+        "models": [{"name": "a/A-8B@0123abc"}, {"name": "a/A-6b"}],
     },
     "fewer pods at most than at least": {
         "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2}
     },
 }
 """Values that are right one by one, and can't work together."""
+LARGE = "meta-llama/Llama-3.3-70B-Instruct"
 EVIL = "x\"'\n---\nkind: Pod\nevil: 1\n# {{ . }} $(touch x) `id`; \\"
 VALID = validator_for(SCHEMA)(SCHEMA)
 
@@ -195,16 +210,15 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
             {"target.resources.limits.memory": limit}
             for limit in ("4Gi", 4294967296, "4294968k", "4.1Gi", "1Ti", "4295M")
         ),
-        {"model.name": "meta-llama/Llama-3.3-70B-Instruct", "modelStore.size": "200Gi"},
+        {"models": [{"name": LARGE}], "modelStore.size": "200Gi"},
         {
-            "model.name": "meta-llama/Llama-3.3-70B-Instruct",
-            "model.draft": "eagle3:RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
+            "models": [{"name": LARGE, "draft": f"eagle3:RedHatAI/{LARGE[11:]}-speculator.eagle3"}],
             "modelStore.size": "200Gi",
         },
-        {"model.name": "meta-llama/Llama-3.3-70B-Instruct-AWQ"},
-        {"model.name": "/models/llama-3.3-70b-instruct"},
-        {"model.name": "meta-llama/Llama-3.1-8B-Instruct", "modelStore.size": "15Gi"},
-        {"model.name": "own/model", "modelStore.size": "1Gi"},
+        {"models": [{"name": f"{LARGE}-AWQ"}]},
+        {"models": [{"name": "/models/llama-3.3-70b-instruct"}]},
+        {"models": [{"name": "a/A-8B"}, {"name": "a/A-7B"}], "modelStore.size": "15Gi"},
+        {"models": [{"name": "own/model"}], "modelStore.size": "1Gi"},
         ONE_GPU,
     ],
 )

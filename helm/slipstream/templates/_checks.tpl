@@ -1,40 +1,74 @@
 {{/* Refuse values that do not go together, in one sentence each, before anything is installed. */}}
 
 {{- define "slipstream.checks" -}}
+{{- include "slipstream.checks.names" . -}}
 {{- include "slipstream.checks.scaling" . -}}
 {{- include "slipstream.checks.metrics" . -}}
 {{- include "slipstream.checks.redis" . -}}
 {{- include "slipstream.checks.models" . -}}
-{{- if include "slipstream.draft.shared" . }}{{ include "slipstream.checks.shared" . }}{{ end -}}
+{{- range include "slipstream.models" . | fromJsonArray -}}
+{{- if include "slipstream.draft.shared" (dict "Values" .) }}{{ include "slipstream.checks.shared" (dict "Values" .) }}{{ end -}}
+{{- end -}}
 {{- include "slipstream.checks.tls" . -}}
 {{- include "slipstream.checks.auth" . -}}
 {{- if .Values.http.enabled }}{{ include "slipstream.checks.http" . }}{{ end -}}
 {{- if .Values.inferenceGateway.enabled }}{{ include "slipstream.checks.inferenceGateway" . }}{{ end -}}
 {{- include "slipstream.checks.memory" . -}}
-{{- range $role := include "slipstream.roles" . | fromJsonArray -}}
-{{- if (index $.Values $role).enabled -}}
-{{- include "slipstream.checks.role" (dict "root" $ "part" $role) -}}
+{{- range include "slipstream.workloads" . | fromJsonArray -}}
+{{- if (get .values .part).enabled -}}
+{{- include "slipstream.checks.role" (dict "root" (set (omit $ "Values") "Values" .values) "part" .part) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
+{{/* Clients choose among models by name, and objects of two models have names of their own. */}}
+{{- define "slipstream.checks.names" -}}
+{{- $served := dict -}}
+{{- $objects := dict -}}
+{{- range $i, $model := .Values.models -}}
+{{- $name := include "slipstream.model.served" .name -}}
+{{- $object := include "slipstream.model.object" .name -}}
+{{- if not $object -}}
+{{- fail (printf "models[%d].name is %s, which has no letter or digit to name objects by" $i .name) -}}
+{{- end -}}
+{{- if hasKey $served $name -}}
+{{- fail (printf "models[%d].name is %s, but models[%d].name is %s: clients could not tell them apart, for both are served as %s" $i .name (int (get $served $name)) (index $.Values.models (get $served $name)).name $name) -}}
+{{- end -}}
+{{- if hasKey $objects $object -}}
+{{- fail (printf "models[%d].name is %s, but models[%d].name is %s: objects of both would be named %s" $i .name (int (get $objects $object)) (index $.Values.models (get $objects $object)).name $object) -}}
+{{- end -}}
+{{- if and $i $.Values.ray.enabled -}}
+{{- fail (printf "models[%d].name is %s, but ray.enabled serves one model: install a release for each" $i .name) -}}
+{{- end -}}
+{{- $_ := set $served $name $i -}}
+{{- $_ := set $objects $object $i -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where values of a role are written: in its block, or in a model's overrides if there are any. */}}
+{{- define "slipstream.role.path" -}}
+{{- dig "paths" .part .part (default dict .root.Values.model) -}}
+{{- end -}}
+
 {{- define "slipstream.checks.scaling" -}}
-{{- range $role := include "slipstream.roles" . | fromJsonArray -}}
-{{- $autoscaling := (index $.Values $role).autoscaling -}}
+{{- range include "slipstream.workloads" . | fromJsonArray -}}
+{{- $role := .part -}}
+{{- $path := include "slipstream.role.path" (dict "root" (dict "Values" .values) "part" $role) -}}
+{{- $autoscaling := (get .values $role).autoscaling -}}
 {{- if and $autoscaling.hpa.enabled $autoscaling.keda.enabled -}}
-{{- fail (printf "%[1]s.autoscaling.hpa.enabled and %[1]s.autoscaling.keda.enabled exclude each other: two autoscalers would pull at one Deployment" $role) -}}
+{{- fail (printf "%[1]s.autoscaling.hpa.enabled and %[1]s.autoscaling.keda.enabled exclude each other: two autoscalers would pull at one Deployment" $path) -}}
 {{- end -}}
 {{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}
-{{- fail (printf "%[1]s.autoscaling.minReplicas is %[2]d, more than the %[3]d of %[1]s.autoscaling.maxReplicas" $role (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
+{{- fail (printf "%[1]s.autoscaling.minReplicas is %[2]d, more than the %[3]d of %[1]s.autoscaling.maxReplicas" $path (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- if and (not (int $autoscaling.minReplicas)) (or (ne $role "draft") (not $autoscaling.keda.enabled)) -}}
-{{- fail (printf "%[1]s.autoscaling.minReplicas is 0, but must be 1 or more: only drafts scale to zero, with draft.autoscaling.keda.enabled" $role) -}}
+{{- fail (printf "%[1]s.autoscaling.minReplicas is 0, but must be 1 or more: only drafts scale to zero, with draft.autoscaling.keda.enabled" $path) -}}
 {{- end -}}
 {{- if and (ne $role "http") $autoscaling.keda.enabled (not $autoscaling.keda.triggers) (not $.Values.autoscaling.prometheusAddress) -}}
-{{- fail (printf "%[1]s.autoscaling.keda.enabled needs autoscaling.prometheusAddress, or triggers of its own in %[1]s.autoscaling.keda.triggers" $role) -}}
+{{- fail (printf "%[1]s.autoscaling.keda.enabled needs autoscaling.prometheusAddress, or triggers of its own in %[1]s.autoscaling.keda.triggers" $path) -}}
 {{- end -}}
 {{- if and (ne $role "http") (or $autoscaling.hpa.enabled $autoscaling.keda.enabled) (not $.Values.metrics.enabled) (not $autoscaling.hpa.metrics) (not $autoscaling.keda.triggers) -}}
-{{- fail (printf "%s.autoscaling needs metrics.enabled: it goes by the metrics of the services" $role) -}}
+{{- fail (printf "%s.autoscaling needs metrics.enabled: it goes by the metrics of the services" $path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -81,10 +115,12 @@
 {{- if and $store.readOnly (ne $store.type "existingClaim") -}}
 {{- fail "modelStore.readOnly needs modelStore.type=existingClaim: what the chart makes is empty at first" -}}
 {{- end -}}
-{{- if ne $store.type "existingClaim" -}}
-{{- $needed := include "slipstream.models.leastBytes" . | float64 -}}
+{{- $models := include "slipstream.models" . | fromJsonArray -}}
+{{- $stores := ternary (list $models) (chunk 1 $models) (eq $store.type "pvc") -}}{{/* a pod's own has one model */}}
+{{- range ternary $stores list (ne $store.type "existingClaim") -}}
+{{- $needed := include "slipstream.models.leastBytes" (dict "models" .) | float64 -}}
 {{- if gt $needed (include "slipstream.bytes" $store.size | float64) -}}
-{{- fail (printf "modelStore.size is %s, less than the %.0f GB of model.name and model.draft, by the number of parameters in their names at 2 bytes each" $store.size (divf $needed 1e9)) -}}
+{{- fail (printf "modelStore.size is %s, less than the %.0f GB of models, by the number of parameters in the names of each and its draft at 2 bytes each" $store.size (divf $needed 1e9)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq $store.type "emptyDir") $store.subPath -}}
@@ -149,7 +185,7 @@
 {{- define "slipstream.tls.needed" -}}
 {{- $needed := list -}}
 {{- range $role := include "slipstream.roles" . | fromJsonArray -}}
-{{- if (index $.Values $role).enabled }}{{ $needed = append $needed $role }}{{ end -}}
+{{- if include "slipstream.role.enabled" (dict "root" $ "part" $role) }}{{ $needed = append $needed $role }}{{ end -}}
 {{- end -}}
 {{- if .Values.redis.enabled }}{{ $needed = append $needed "redis" }}{{ end -}}
 {{- if and .Values.tests.enabled .Values.router.enabled .Values.tls.requireClientCertificates }}{{ $needed = append $needed "client" }}{{ end -}}
@@ -197,9 +233,9 @@
 {{/* A container without a limit takes what its node has; a service goes by the limit when it reserves keys and values. */}}
 {{- define "slipstream.checks.memory" -}}
 {{- $all := dict "tests.resources" .Values.tests.resources -}}
-{{- range $role := include "slipstream.roles" . | fromJsonArray -}}
-{{- $values := index $.Values $role -}}
-{{- if $values.enabled }}{{ $_ := set $all (printf "%s.resources" $role) $values.resources }}{{ end -}}
+{{- range include "slipstream.workloads" . | fromJsonArray -}}
+{{- $values := get .values .part -}}
+{{- if $values.enabled }}{{ $_ := set $all (printf "%s.resources" (include "slipstream.role.path" (dict "root" (dict "Values" .values) "part" .part))) $values.resources }}{{ end -}}
 {{- end -}}
 {{- if .Values.modelStore.pull.enabled }}{{ $_ := set $all "modelStore.pull.resources" .Values.modelStore.pull.resources }}{{ end -}}
 {{- if .Values.redis.enabled }}{{ $_ := set $all "redis.resources" .Values.redis.resources }}{{ end -}}
@@ -224,15 +260,16 @@
 
 {{- define "slipstream.checks.role" -}}
 {{- $values := index .root.Values .part -}}
+{{- $path := include "slipstream.role.path" . -}}
 {{- $grace := include "slipstream.role.grace" . | int -}}
 {{- $longest := .root.Values.longestGenerationSeconds | int -}}
 {{- if le $grace $longest -}}
-{{- fail (printf "%s.drain.graceSeconds is %d, but must be above the %d of longestGenerationSeconds: a pod that stops would cut requests off" .part $grace $longest) -}}
+{{- fail (printf "%s.drain.graceSeconds is %d, but must be above the %d of longestGenerationSeconds: a pod that stops would cut requests off" $path $grace $longest) -}}
 {{- end -}}
 {{- $needed := add $values.drain.preStopSeconds $grace -}}
 {{- $termination := include "slipstream.role.termination" . | int -}}
 {{- if le $termination (int $needed) -}}
-{{- fail (printf "%s.drain.terminationGracePeriodSeconds is %d, but must be above the %d of preStopSeconds and graceSeconds together: a pod that stops would be killed before it is done" .part $termination (int $needed)) -}}
+{{- fail (printf "%s.drain.terminationGracePeriodSeconds is %d, but must be above the %d of preStopSeconds and graceSeconds together: a pod that stops would be killed before it is done" $path $termination (int $needed)) -}}
 {{- end -}}
 {{- $ports := list (include "slipstream.role.metricsPort" . | int) -}}
 {{- range $values.ports }}{{ $ports = append $ports (int .) }}{{ end -}}
@@ -240,13 +277,13 @@
 {{- $ports = append $ports (int .root.Values.draft.ports.grpc) | concat (list (include "slipstream.role.metricsPort" (dict "root" .root "part" "draft") | int)) -}}
 {{- end -}}
 {{- if lt (len (uniq $ports)) (len $ports) -}}
-{{- fail (printf "%s.ports and metrics.port must differ: each is a port of the same pod" .part) -}}
+{{- fail (printf "%s.ports and metrics.port must differ: each is a port of the same pod" $path) -}}
 {{- end -}}
 {{- if and $values.pdb.enabled (eq (toString $values.pdb.minAvailable) "") (eq (toString $values.pdb.maxUnavailable) "") -}}
-{{- fail (printf "%s.pdb needs minAvailable or maxUnavailable" .part) -}}
+{{- fail (printf "%s.pdb needs minAvailable or maxUnavailable" $path) -}}
 {{- end -}}
 {{- if and (eq $values.strategy.type "RollingUpdate") (has (toString $values.strategy.maxSurge) (list "0" "0%")) (has (toString $values.strategy.maxUnavailable) (list "0" "0%")) -}}
-{{- fail (printf "%s.strategy.maxSurge and maxUnavailable are both 0, so that no pod could ever be replaced" .part) -}}
+{{- fail (printf "%s.strategy.maxSurge and maxUnavailable are both 0, so that no pod could ever be replaced" $path) -}}
 {{- end -}}
 {{- include "slipstream.checks.gpu" . -}}
 {{- if and (eq .part "router") (not .root.Values.target.enabled) (eq (include "slipstream.discovery" .root) "dns") (not $values.config.targets) -}}
@@ -256,22 +293,23 @@
 
 {{- define "slipstream.checks.gpu" -}}
 {{- $values := index .root.Values .part -}}
+{{- $path := include "slipstream.role.path" . -}}
 {{- $count := int $values.gpu.count -}}
 {{- $device := default "" $values.config.device -}}
 {{- if and $count (not (include "slipstream.role.isEngine" .)) -}}
-{{- fail (printf "%[1]s.gpu.count is %[2]d, but must be 0: %[1]s loads no model" .part $count) -}}
+{{- fail (printf "%[1]s.gpu.count is %[2]d, but must be 0: %[1]s loads no model" $path $count) -}}
 {{- end -}}
 {{- if and (eq .part "draft") (gt $count 1) -}}
-{{- fail (printf "draft.gpu.count is %d, but a draft uses one GPU: raise draft.replicas" $count) -}}
+{{- fail (printf "%[1]s.gpu.count is %[2]d, but a draft uses one GPU: raise %[1]s.replicas" $path $count) -}}
 {{- end -}}
 {{- if and (hasPrefix "cuda" $device) (not $count) -}}
-{{- fail (printf "%[1]s.config.device is %[2]s, but %[1]s.gpu.count is 0" .part $device) -}}
+{{- fail (printf "%[1]s.config.device is %[2]s, but %[1]s.gpu.count is 0" $path $device) -}}
 {{- end -}}
 {{- if and (eq $device "cpu") $count -}}
-{{- fail (printf "%[1]s.config.device is cpu, but %[1]s.gpu.count is %[2]d: GPUs would stand idle" .part $count) -}}
+{{- fail (printf "%[1]s.config.device is cpu, but %[1]s.gpu.count is %[2]d: GPUs would stand idle" $path $count) -}}
 {{- end -}}
 {{- $parallel := int (default 0 $values.config.tensor_parallel) -}}
 {{- if and $parallel $count (ne $parallel $count) -}}
-{{- fail (printf "target.config.tensor_parallel is %d, but target.gpu.count is %d: a process has one GPU, and none may stand idle" $parallel $count) -}}
+{{- fail (printf "%[1]s.config.tensor_parallel is %[2]d, but %[1]s.gpu.count is %[3]d: a process has one GPU, and none may stand idle" $path $parallel $count) -}}
 {{- end -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* The file of options: a table per service, in TOML. What operators write goes before what is only usual. */}}
+{{/* Files of options: a table per service, in TOML. What operators write goes before what is only usual. */}}
 
 {{- define "slipstream.toml.value" -}}
 {{- if kindIs "bool" . -}}
@@ -105,7 +105,7 @@ dns:///{{ include "slipstream.part" . }}-headless.{{ .root.Release.Namespace }}.
 targets:
   - {{ include "slipstream.config.replicas" (dict "root" .root "part" "target") | quote }}
 drafts:
-{{- if .root.Values.draft.enabled }}
+{{- if include "slipstream.role.enabled" (dict "root" .root "part" "draft") }}
   - {{ include "slipstream.config.replicas" (dict "root" .root "part" "draft") | quote }}
 {{- else }} []
 {{- end }}
@@ -169,6 +169,11 @@ key_file: /etc/slipstream/keys/keys.toml
 {{- range $key, $value := $from }}{{ $_ := set $values $key $value }}{{ end -}}
 {{- end -}}
 {{- include "slipstream.toml.table" (dict "name" .part "values" $values) -}}
+{{- end -}}
+
+{{/* Name of the file that a part reads: engines have one for each model. */}}
+{{- define "slipstream.config.file" -}}
+{{- if include "slipstream.isOfModel" . }}model-{{ .root.Values.model.object }}.toml{{ else }}slipstream.toml{{ end -}}
 {{- end -}}
 
 {{- define "slipstream.config.telemetry" -}}

@@ -11,7 +11,7 @@
 
 {{/* Whether the draft runs in its target's container, on the same GPU. */}}
 {{- define "slipstream.draft.shared" -}}
-{{- if and .Values.draft.enabled (eq .Values.draft.placement "target") -}}yes{{- end -}}
+{{- if and (include "slipstream.role.enabled" (dict "root" . "part" "draft")) (eq .Values.draft.placement "target") -}}yes{{- end -}}
 {{- end -}}
 
 {{/* The role whose pods run a role. */}}
@@ -21,7 +21,7 @@
 
 {{/* Whether a role has pods, of this chart or on Ray. */}}
 {{- define "slipstream.role.hasPods" -}}
-{{- if and (index .root.Values .part).enabled (eq .part (include "slipstream.role.host" .)) -}}yes{{- end -}}
+{{- if and (include "slipstream.role.enabled" .) (eq .part (include "slipstream.role.host" .)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* The roles that the pods of a role run, as a list in JSON. */}}
@@ -65,7 +65,7 @@ upgrade would render the default. */}}
 {{- define "slipstream.role.replicas" -}}
 {{- $values := index .root.Values .part -}}
 {{- if include "slipstream.role.scaled" . -}}
-{{- $there := default dict (lookup "apps/v1" "Deployment" .root.Release.Namespace (include "slipstream.part" .)) -}}
+{{- $there := default dict (lookup "apps/v1" "Deployment" .root.Release.Namespace (include "slipstream.object" .)) -}}
 {{- max $values.autoscaling.minReplicas (dig "spec" "replicas" $values.replicas $there) -}}
 {{- else -}}
 {{- $values.replicas | int -}}
@@ -187,45 +187,4 @@ upgrade would render the default. */}}
 {{- else if eq .Values.modelStore.type "pvc" -}}
 {{- include "slipstream.part" (dict "root" . "part" "models") -}}
 {{- end -}}
-{{- end -}}
-
-{{/* Whether a text names a model that can be fetched: not a path. */}}
-{{- define "slipstream.models.fetchable" -}}
-{{- if not (or (hasPrefix "/" .) (hasPrefix "." .) (hasPrefix "~" .)) -}}yes{{- end -}}
-{{- end -}}
-
-{{/* Bytes of the models that are fetched, 2 for each parameter in their names; 0 for a name that has none, says that
-it is quantized, or is that of a head for such a model. */}}
-{{- define "slipstream.models.leastBytes" -}}
-{{- $all := list -}}
-{{- range $role := list "target" "draft" -}}
-{{- if (index $.Values $role).enabled }}{{ $all = concat $all (include "slipstream.role.models" (dict "root" $ "part" $role) | fromJsonArray) }}{{ end -}}
-{{- end -}}
-{{- $bytes := 0.0 -}}
-{{- range uniq $all -}}
-{{- if not (regexMatch "(?i)awq|gptq|gguf|bnb|fp[48]|int[48]|w[48]a|[2-8]-?bit|^eagle3:" .) -}}
-{{- $billions := regexFind "[-_][0-9]+([.][0-9]+)?[bB]([-_@]|$)" . | regexFind "[0-9.]+" | default "0" -}}
-{{- $bytes = addf $bytes (mulf (float64 $billions) 2e9) -}}
-{{- end -}}
-{{- end -}}
-{{- printf "%.0f" $bytes -}}
-{{- end -}}
-
-{{/* Names of the models that a role's pods fetch, as a list in JSON. */}}
-{{- define "slipstream.role.models" -}}
-{{- $model := .root.Values.model -}}
-{{- $names := list -}}
-{{- range $role := include "slipstream.role.residents" . | fromJsonArray -}}
-{{- if eq $role "target" -}}
-{{- $names = append $names $model.name -}}
-{{- else if eq $role "draft" -}}
-{{- $names = append $names (ternary (trimPrefix "vanilla:" $model.draft) $model.name (hasPrefix "vanilla:" $model.draft)) -}}
-{{- if and (hasPrefix "eagle3:" $model.draft) (include "slipstream.models.fetchable" (trimPrefix "eagle3:" $model.draft)) }}{{ $names = append $names $model.draft }}{{ end -}}
-{{- end -}}
-{{- end -}}
-{{- $fetched := list -}}
-{{- range uniq $names -}}
-{{- if include "slipstream.models.fetchable" . }}{{ $fetched = append $fetched . }}{{ end -}}
-{{- end -}}
-{{- toJson $fetched -}}
 {{- end -}}

@@ -1,25 +1,27 @@
 {{/* Names and labels. */}}
 
 {{- define "slipstream.name" -}}
-{{- include "slipstream.short" (default .Chart.Name .Values.nameOverride) -}}
+{{- include "slipstream.short" (dict "text" (default .Chart.Name .Values.nameOverride) "most" 43) -}}
 {{- end -}}
 
-{{/* Leaves room for what names end in, -router-headless and the like; texts that differ at their end still do. */}}
+{{/* A text (.text) of so many characters at most (.most); texts that differ at their end still do. */}}
 {{- define "slipstream.short" -}}
-{{- if gt (len .) 43 -}}
-{{- printf "%s-%s" (trunc 34 . | trimSuffix "-") (sha256sum . | trunc 8) -}}
+{{- if gt (len .text) .most -}}
+{{- printf "%s-%s" (trunc (sub .most 9 | int) .text | trimSuffix "-") (sha256sum .text | trunc 8) -}}
 {{- else -}}
-{{- . -}}
+{{- .text -}}
 {{- end -}}
 {{- end -}}
+
+{{/* 43 characters leave room for what names end in, -router-headless and the like. */}}
 
 {{- define "slipstream.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- include "slipstream.short" .Values.fullnameOverride -}}
+{{- include "slipstream.short" (dict "text" .Values.fullnameOverride "most" 43) -}}
 {{- else if contains (include "slipstream.name" .) .Release.Name -}}
-{{- include "slipstream.short" .Release.Name -}}
+{{- include "slipstream.short" (dict "text" .Release.Name "most" 43) -}}
 {{- else -}}
-{{- include "slipstream.short" (printf "%s-%s" .Release.Name (include "slipstream.name" .)) -}}
+{{- include "slipstream.short" (dict "text" (printf "%s-%s" .Release.Name (include "slipstream.name" .)) "most" 43) -}}
 {{- end -}}
 {{- end -}}
 
@@ -28,10 +30,28 @@
 {{- printf "%s-%s" (include "slipstream.fullname" .root) .part -}}
 {{- end -}}
 
+{{/* Whether a part is there once for each model, and the values are those of one. */}}
+{{- define "slipstream.isOfModel" -}}
+{{- if and (has .part (list "draft" "target" "test")) (hasKey .root.Values "model") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Name of an object of a part, with the model where it is one of a model's. With 46 characters at most, names of its
+pods have all of it: NAME, and twice a dash and a text without one. */}}
+{{- define "slipstream.object" -}}
+{{- if include "slipstream.isOfModel" . -}}
+{{- include "slipstream.short" (dict "text" (printf "%s-%s" (include "slipstream.part" .) .root.Values.model.object) "most" 46) -}}
+{{- else -}}
+{{- include "slipstream.part" . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "slipstream.selector" -}}
 app.kubernetes.io/name: {{ include "slipstream.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .part }}
+{{- if include "slipstream.isOfModel" . }}
+slipstream/model: {{ .root.Values.model.object | quote }}
+{{- end }}
 {{- end -}}
 
 {{- define "slipstream.labels" -}}
@@ -45,9 +65,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* The metadata of an object of a part; .name where it is not that of the part, .labels and .annotations beside those of all. */}}
+{{/* The metadata of an object of a part; .name where it is another one, .labels and .annotations beside those of all. */}}
 {{- define "slipstream.metadata" -}}
-name: {{ default (include "slipstream.part" .) .name }}
+name: {{ default (include "slipstream.object" .) .name }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "slipstream.labels" . | nindent 2 }}

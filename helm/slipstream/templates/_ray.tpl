@@ -46,7 +46,7 @@ applications:
     import_path: slipstream.cluster.app:build
     route_prefix: /
     args:
-      config: /etc/slipstream/config/slipstream.toml
+      config: /etc/slipstream/config/{{ include "slipstream.config.file" (dict "root" . "part" "target") }}
       grace_s: {{ include "slipstream.ray.grace" . }}
       {{- if not .Values.draft.enabled }}
       draft: null

@@ -15,12 +15,20 @@ scaleUp:
     - type: Percent
       value: 50
       periodSeconds: 60
+{{- $period := 60 -}}
+{{- if eq .part "draft" }}{{ $period = 300 -}}
+{{- else if eq .part "target" }}{{ $period = min 1800 (include "slipstream.role.grace" . | int) }}{{/* the longest that there is */}}{{ end }}
 scaleDown:
   stabilizationWindowSeconds: {{ $autoscaling.scaleDownSeconds }}
   policies:
     - type: Pods
       value: 1
-      periodSeconds: 60
+      periodSeconds: {{ $period }}
+    {{- if eq .part "draft" }}
+    - type: Percent
+      value: 25
+      periodSeconds: {{ $period }}
+    {{- end }}
 {{- end -}}
 {{- end -}}
 
@@ -60,6 +68,18 @@ scaleDown:
 {{ include "slipstream.scaling.pods" (dict "name" "slipstream_kv_used_ratio" "value" (include "slipstream.scaling.milli" $limits.targetKvUse)) }}
 {{- else -}}
 {{ include "slipstream.scaling.pods" (dict "name" "slipstream_draft_proposals" "value" (include "slipstream.scaling.milli" $limits.draftProposals)) }}
+- type: External
+  external:
+    metric:
+      name: slipstream_sessions_active
+      selector:
+        matchLabels:
+          app_kubernetes_io_instance: {{ .root.Release.Name }}
+          app_kubernetes_io_component: target
+          slipstream_model: {{ .root.Values.model.object | quote }}
+    target:
+      type: AverageValue
+      averageValue: {{ include "slipstream.scaling.milli" $limits.draftSessions | quote }}
 {{- end -}}
 {{- end -}}
 
@@ -79,9 +99,9 @@ scaleDown:
   {{- end }}
 {{- end -}}
 
-{{/* Series of a role of this release. */}}
+{{/* Series of the pods of a role of this release, of one model. */}}
 {{- define "slipstream.scaling.of" -}}
-{{- tpl .root.Values.autoscaling.selector .root | replace "ROLE" .part -}}
+{{- tpl .root.Values.autoscaling.selector .root | replace "WORKLOAD" (include "slipstream.object" .) -}}
 {{- end -}}
 
 {{- define "slipstream.scaling.triggers" -}}
@@ -104,15 +124,13 @@ scaleDown:
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.targetWaiting) }}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $use "value" $limits.targetKvUse) }}
 {{- else -}}
-{{- /* Seconds that proposals take in a second: as many are there at once. */ -}}
+{{- /* Use and demand. Seconds that proposals take in a second: as many are there at once. Requests that gave up
+drafting because drafts are late count for nothing there, so active sessions of targets keep drafts for them. */ -}}
 {{- $seconds := "rate(slipstream_draft_%s_duration_seconds_sum{%s}[2m])" -}}
 {{- $proposals := printf "sum(%s + %s)" (printf $seconds "queue" $mine) (printf $seconds "engine" $mine) -}}
-{{- $hasNone := eq (int .root.Values.draft.autoscaling.minReplicas) 0 }}
+{{- $hasNone := eq (int .root.Values.draft.autoscaling.minReplicas) 0 }}{{/* without drafts there is no value */}}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $proposals "value" $limits.draftProposals "isQuiet" $hasNone) }}
-{{- if $hasNone }}
-{{- /* Without drafts it has no value: one draft while any session is active. */}}
 {{- $targets := include "slipstream.scaling.of" (dict "root" .root "part" "target") }}
-{{ include "slipstream.scaling.trigger" (dict "root" .root "query" (printf "clamp_max(sum(slipstream_sessions{%s,state=\"active\"}), 1)" $targets) "value" 1) }}
-{{- end }}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" (printf "sum(slipstream_sessions{%s,state=\"active\"})" $targets) "value" $limits.draftSessions) }}
 {{- end -}}
 {{- end -}}

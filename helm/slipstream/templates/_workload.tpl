@@ -182,7 +182,7 @@ command:
 {{- end }}
 args:
   - --config
-  - /etc/slipstream/config/slipstream.toml
+  - /etc/slipstream/config/{{ include "slipstream.config.file" . }}
   {{- range $values.extraArgs }}
   - {{ . | quote }}
   {{- end }}
@@ -223,7 +223,7 @@ ends as the first one did, with an error in any case. SIGTERM drains both. */}}
 {{- define "slipstream.shared.script" -}}
 {{- $metrics := printf "%s:%s" (ternary "[::]" "0.0.0.0" .Values.ipv6) (include "slipstream.role.metricsPort" (dict "root" . "part" "draft")) -}}
 trap 'stopping=1; kill $draft $target' TERM
-OTEL_SERVICE_NAME="$DRAFT_SERVICE_NAME" python -m slipstream_draft --config /etc/slipstream/config/slipstream.toml
+OTEL_SERVICE_NAME="$DRAFT_SERVICE_NAME" python -m slipstream_draft --config /etc/slipstream/config/{{ include "slipstream.config.file" (dict "root" . "part" "draft") }}
 {{- if .Values.metrics.enabled }} --metrics-address '{{ $metrics }}'{{ end }} & draft=$!
 python -m slipstream_target "$@" & target=$!
 wait -n

@@ -31,6 +31,7 @@ CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
+MODEL = "slipstream/model"
 ROLES = ("router", "draft", "target")
 CONFIGS: dict[str, Any] = {
     "router": RouterConfig,
@@ -66,6 +67,11 @@ class Pod:
     def containers(self) -> list[Json]:
         """All of them, those that run before the others first."""
         return [*self.spec.get("initContainers", ()), *self.spec["containers"]]
+
+    @property
+    def model(self) -> str | None:
+        """The model as labels name it; None of a pod of all of them."""
+        return self.labels.get(MODEL)
 
     @property
     def ports(self) -> dict[str, int]:
@@ -203,14 +209,25 @@ def secret_texts(secret: Json) -> dict[str, str]:
     return {**data, **secret.get("stringData", {})}
 
 
-def settings(documents: Sequence[Json]) -> dict[str, Json]:
-    files = [
-        text
-        for document in of_kind(documents, "ConfigMap")
-        for name, text in document.get("data", {}).items()
-        if name == "slipstream.toml"
-    ]
-    (text,) = files
-    found = tomllib.loads(text)
-    assert set(found) <= set(SECTIONS)
-    return found
+def models_of(documents: Sequence[Json]) -> list[str]:
+    """Return the models as labels name them, in the order of their names."""
+    return sorted(
+        name.removeprefix("model-").removesuffix(".toml")
+        for name in _files(documents)
+        if name.startswith("model-")
+    )
+
+
+def settings(documents: Sequence[Json], model: str | None = None) -> dict[str, Json]:
+    """Return the options of services by role; of engines, for the first model or a named one."""
+    files, model = _files(documents), model or models_of(documents)[0]
+    names = ("slipstream.toml", f"model-{model}.toml")
+    shared, own = (tomllib.loads(files[name]) for name in names)
+    assert {*shared, *own} <= set(SECTIONS) and shared["telemetry"] == own["telemetry"]
+    return shared | own
+
+
+def _files(documents: Sequence[Json]) -> dict[str, str]:
+    maps = (document.get("data", {}) for document in of_kind(documents, "ConfigMap"))
+    (files,) = (data for data in maps if "slipstream.toml" in data)
+    return files
