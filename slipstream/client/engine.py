@@ -55,7 +55,7 @@ class WindowedKv:
                 return self._target.view(session_id, layers)
             sender, mirror = self._begin(session_id, layers, skipped[-1])
         while piece := sender.take(self._window):
-            mirror.write(piece.start, piece.values)
+            mirror.write(piece.start, piece.layers)
         return mirror.view()
 
     def _begin(

@@ -101,14 +101,14 @@ class KvMirror:
         if needed > self._num_slots:
             self._replace_buffers(needed)
 
-    def write(self, start: int, values: Array) -> None:
-        """Keep `values` [layers, 2 * kv_heads, count, head_dim] from position `start` on, and none
-        behind them.
+    def write(self, start: int, values: Sequence[Array]) -> None:
+        """Keep `values`, of each layer [2 * kv_heads, count, head_dim], from position `start` on,
+        and none behind them.
 
         Raises `InvalidRequest` for a gap before them, and for positions that are left out,
         `CapacityError` above the limit or the budget.
         """
-        end = start + values.shape[2]
+        end = start + values[0].shape[1]
         if self.skipped and start < self.gap.stop and end > self.gap.start:
             raise InvalidRequest(
                 f"keys and values of positions {start} to {end - 1} were sent, but"

@@ -4,17 +4,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import google_crc32c
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.conversion.convert_common import message_of, paired
 from slipstream.rpc.v1 import common_pb2, target_pb2
-from slipstream.rpc.wire import bytes_field, cut_out
+from slipstream.rpc.wire import bytes_head, cut_out
 
 MAX_PAYLOAD_BYTES = 1 << 20
 """Bound on a payload. Fewer messages take less time; one holds an event loop for some 0.3 ms."""
 MAX_HEAD_BYTES = 16 << 10
 """Bound on a message beside its payload."""
+
+Buffer = bytes | memoryview
+"""Bytes that need not be copied to be read."""
 
 _KEPT_BYTES = 30 << 20
 _SCALE_BYTES = 4
@@ -88,7 +92,7 @@ class KvFrame:
 
     start: int
     count: int
-    payload: bytes
+    payload: Buffer
 
 
 def keep_freed_memory() -> None:
@@ -111,9 +115,9 @@ def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> by
         start=frame.start,
         count=frame.count,
     )
-    tail = target_pb2.StreamKvResponse(crc32c=google_crc32c.value(frame.payload))
-    payload = bytes_field(_PAYLOAD, frame.payload)
-    return b"".join((head.SerializeToString(), *payload, tail.SerializeToString()))
+    tail = target_pb2.StreamKvResponse(crc32c=_crc32c(frame.payload))
+    before = head.SerializeToString() + bytes_head(_PAYLOAD, len(frame.payload))
+    return b"".join((before, frame.payload, tail.SerializeToString()))
 
 
 def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvFrame:
@@ -129,11 +133,16 @@ def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvF
     if message.count == 0:
         raise InvalidRequest("a slice of keys and values has 0 positions, but must have 1 or more")
     _check("payload bytes", message.count * form.bytes_per_position, len(payload))
-    _check("CRC-32C", google_crc32c.value(payload), message.crc32c)
+    _check("CRC-32C", _crc32c(payload), message.crc32c)
     return KvFrame(message.start, message.count, payload)
 
 
-def _parsed(data: bytes) -> tuple[target_pb2.StreamKvResponse, bytes]:
+def _crc32c(payload: Buffer) -> int:
+    """Return the checksum of bytes; the library takes no view of memory, but an array of it."""
+    return int(google_crc32c.value(np.frombuffer(payload, np.uint8)))
+
+
+def _parsed(data: bytes) -> tuple[target_pb2.StreamKvResponse, memoryview]:
     try:
         head, payload = cut_out(data, _PAYLOAD, MAX_HEAD_BYTES)
         if len(head) > MAX_HEAD_BYTES:

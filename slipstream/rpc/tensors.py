@@ -1,5 +1,7 @@
 """Keys and values between arrays and bytes: raw or 8-bit. Without messages and sessions."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +19,9 @@ _TYPES: dict[KvDtype, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _BITS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
 """Bits travel as integers, little-endian on every host."""
+_SCALE = np.dtype("<f4")
 _LARGEST = 127
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _MAX_SCALE = float(np.finfo(np.float32).max) / _LARGEST
 
 
@@ -34,12 +38,15 @@ def element_type(dtype: KvDtype) -> "np.dtype[Any]":
     return _TYPES[dtype]
 
 
-def pack(values: Array, encoding: KvEncoding) -> bytes:
-    """The payload of `values`, [layers, 2 * kv_heads, count, head_dim]."""
+def pack(layers: Sequence[Array], encoding: KvEncoding) -> memoryview:
+    """The payload of `layers`, each [2 * kv_heads, count, head_dim]: their only copy."""
     if encoding is KvEncoding.INT8:
-        return _pack_int8(values)
-    order = _BITS[values.itemsize]
-    return values.view(order.newbyteorder("=")).astype(order, copy=False).tobytes()
+        return _pack_int8(layers)
+    bits = _BITS[layers[0].itemsize]
+    copy = np.empty((len(layers), *layers[0].shape), bits)
+    for into, layer in zip(copy, layers, strict=True):
+        into[...] = layer.view(bits.newbyteorder("="))
+    return memoryview(copy.reshape(-1).view(np.uint8))
 
 
 def unpack(frame: KvFrame, form: KvFormat) -> Array:
@@ -55,19 +62,32 @@ def unpack(frame: KvFrame, form: KvFormat) -> Array:
     return own.view(dtype).reshape(_shape(frame, form))
 
 
-def _pack_int8(values: Array) -> bytes:
+def _pack_int8(layers: Sequence[Array]) -> memoryview:
     """Symmetric, rounded to nearest; a vector of zeros has scale 0."""
-    exact = values.astype(np.float32)
-    scales = np.abs(np.maximum(exact.max(-1), -exact.min(-1))) / np.float32(_LARGEST)
-    exact /= np.where(scales == 0, np.float32(1), scales)[..., None]
-    whole = np.rint(exact, out=exact).astype(np.int8)
-    return b"".join((scales.astype("<f4", copy=False).tobytes(), whole.tobytes()))
+    shape = (len(layers), *layers[0].shape)
+    num_scales = math.prod(shape[:-1])
+    payload = np.empty(num_scales * (_SCALE.itemsize + shape[-1]), np.uint8)
+    scales = payload[: num_scales * _SCALE.itemsize].view(_SCALE).reshape(shape[:-1])
+    whole = payload[scales.nbytes :].view(np.int8).reshape(shape)
+    exact = np.empty(shape[1:], np.float32)  # reused: new memory takes longer than the arithmetic
+    bits, largest = exact.view(np.int32), np.empty(shape[1:], np.int32)
+    for layer, scale, into in zip(layers, scales, whole, strict=True):
+        if layer.dtype == _TYPES[KvDtype.BFLOAT16]:  # several times as fast as the type's own cast
+            np.left_shift(layer.view(np.int16), 16, out=bits, dtype=np.int32)
+        else:
+            exact[...] = layer
+        # Without its sign a number is the larger, the larger its bits are.
+        np.bitwise_and(bits, _MAGNITUDE, out=largest)
+        scale[...] = largest.max(-1).view(np.float32) / np.float32(_LARGEST)
+        exact *= np.reciprocal(np.where(scale == 0, np.float32(1), scale))[..., None]
+        np.rint(exact, out=into, casting="unsafe")
+    return memoryview(payload)
 
 
 def _unpack_int8(frame: KvFrame, form: KvFormat) -> Array:
     shape = _shape(frame, form)
     num_scales = form.num_heads * frame.count
-    scales = np.frombuffer(frame.payload, "<f4", num_scales)
+    scales = np.frombuffer(frame.payload, _SCALE, num_scales)
     if not ((scales >= 0) & (scales <= _MAX_SCALE)).all():  # NaN is neither
         raise InvalidRequest("a scale of 8-bit keys and values is negative or not finite")
     whole = np.frombuffer(frame.payload, np.int8, offset=scales.nbytes)

@@ -32,8 +32,9 @@ def check_num_fields(data: bytes, descriptor: Descriptor, limit: int) -> None:
         raise DecodeError("the message is cut off") from None
 
 
-def cut_out(data: bytes, number: int, limit: int) -> tuple[bytes, bytes]:
-    """Return a message without its first bytes field of that number, and the value of that field.
+def cut_out(data: bytes, number: int, limit: int) -> tuple[bytes, memoryview]:
+    """Return a message without its first bytes field of that number, and the value of that field,
+    which is not copied.
 
     Parsing copies a large field twice. The field begins within the first `limit` bytes; where none
     does, nothing is cut out. Raises `DecodeError` for bytes that are no message, or have groups.
@@ -50,20 +51,21 @@ def cut_out(data: bytes, number: int, limit: int) -> tuple[bytes, bytes]:
             if position + size > len(data):
                 raise DecodeError("the message is cut off")
             if tag >> 3 == number and kind == _BYTES:
-                return data[:start] + data[position + size :], data[position : position + size]
+                value = memoryview(data)[position : position + size]
+                return data[:start] + data[position + size :], value
             position += size
     except IndexError:
         raise DecodeError("the message is cut off") from None
-    return data, b""
+    return data, memoryview(b"")
 
 
-def bytes_field(number: int, value: bytes) -> tuple[bytes, bytes]:
-    """Return what stands before a field of bytes, and its value; `number` is below 16."""
-    head, size = bytearray(((number << 3) | _BYTES,)), len(value)
+def bytes_head(number: int, size: int) -> bytes:
+    """Return what stands before the value of a field of so many bytes; `number` is below 16."""
+    head = bytearray(((number << 3) | _BYTES,))
     while size >= 128:
         head.append((size & 127) | 128)
         size >>= 7
-    return bytes((*head, size)), value
+    return bytes((*head, size))
 
 
 class _Count:

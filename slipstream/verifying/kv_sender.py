@@ -1,33 +1,36 @@
-"""Copies of a session's keys and values for a reader elsewhere, and what the reader has of them.
+"""Slices of a session's keys and values for a reader elsewhere, and what the reader has of them.
 
-Everything here runs on the engine's thread, so a copy never meets a forward.
+Everything here but `KvSender.holds` runs on the engine's thread.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from slipstream.core.errors import SessionClosed, SessionOutOfSync
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.cache import KvCache, view_layout
+from slipstream.models.kv.pool import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class KvSlice:
-    """A copy of positions start..start+count-1 on the CPU.
+    """Positions start..start+count-1 on the CPU, where possible without a copy.
 
-    `values` are [layers, 2 * kv_heads, count, head_dim], the keys of a layer before its values; of
-    hidden states [layers, 2, count, hidden / 2].
+    Each of `layers` is [2 * kv_heads, count, head_dim], keys before values; of hidden states
+    [2, count, hidden / 2]. Another thread may copy them, and then asks `KvSender.holds`.
     """
 
     start: int
-    values: Array
+    layers: tuple[Array, ...]
+    pages: tuple[int, ...]
+    """Pages of the positions."""
+    num_cuts: int
+    """Number of cuts of the sender before."""
 
     @property
     def count(self) -> int:
         """Number of positions."""
-        return int(self.values.shape[2])
+        return int(self.layers[0].shape[1])
 
 
 class KvSender:
@@ -48,11 +51,14 @@ class KvSender:
         self._cache: KvCache | None = cache
         self._layers = tuple(layers)
         self._skipped = skipped
+        self._num_cuts = 0
         self.position = start
 
     def truncate(self, count: int) -> None:
         """Go back to position `count`: what was held from there on is replaced."""
-        self._move(min(self.position, count))
+        if count < self.position:
+            self._num_cuts += 1
+            self._move(count)
 
     def _move(self, position: int) -> None:
         self.position = self._skipped.stop if position in self._skipped else position
@@ -67,7 +73,7 @@ class KvSender:
         self._cache = None
 
     def take(self, max_positions: int) -> KvSlice | None:
-        """Copy what comes next, up to so many positions; None when there is nothing new.
+        """Return what comes next, up to so many positions; None when there is nothing new.
 
         Raises `SessionClosed` once the session is gone.
         """
@@ -80,9 +86,18 @@ class KvSender:
         if count <= 0:
             return None
         start, end = self.position, self.position + count
-        layers = [cache.gather(layer, start, end) for layer in self._layers]
-        values = np.empty((len(layers), *layers[0].shape), cache.pool.layout.dtype)
-        for place, layer in zip(values, layers, strict=True):
-            place[...] = cache.pool.buffers.on_host(layer)
+        layers = (cache.gather(layer, start, end) for layer in self._layers)
+        on_host = tuple(map(cache.pool.buffers.on_host, layers))
         self._move(end)
-        return KvSlice(start, values)
+        return KvSlice(start, on_host, _pages(cache, start, end), self._num_cuts)
+
+    def holds(self, piece: KvSlice) -> bool:
+        """Return whether a slice's positions are still there: then no forward has written to them,
+        and a copy is whole. Any thread."""
+        cache, end = self._cache, piece.start + piece.count
+        is_cut = cache is None or piece.num_cuts != self._num_cuts
+        return cache is not None and not is_cut and piece.pages == _pages(cache, piece.start, end)
+
+
+def _pages(cache: KvCache, start: int, end: int) -> tuple[int, ...]:
+    return tuple(cache.pages[start // BLOCK_SIZE : -(-end // BLOCK_SIZE)])

@@ -1,8 +1,9 @@
 """Open `Verify` streams, and the streams of their keys and values to drafts.
 
-A slice is copied out on the engine's thread, one at a time for all streams together, and at most
-one ahead of what its reader takes: whatever became final meanwhile goes out as one. It is
-serialised on another thread. Verification waits for none.
+A slice is found on the engine's thread, one at a time for all streams together, and at most one
+ahead of what its reader takes: whatever became final meanwhile goes out as one. It is copied and
+serialised on another thread, and again where the session has let go of it meanwhile. Verification
+waits for none.
 """
 
 import asyncio
@@ -46,10 +47,9 @@ MAX_READERS = 4
 LINGER_S = 5.0
 """Longest time for a reader to take what it was sent, once the stream has ended."""
 SLICE_BYTES = 4 << 20
-"""Size of a slice, for which a verification may have to wait: a copy of less than a millisecond.
-
-Beside a busy engine one slice goes out per round, so this bounds the speed, too.
-"""
+"""Size of a slice. Beside a busy engine one goes out per round, so this bounds the speed. What a
+device holds, or pages that are no neighbours, is copied while a verification waits: for less than a
+millisecond."""
 SHORT_BYTES = 64 << 10
 """Slices up to here are serialised on the event loop: a thread takes longer to start."""
 
@@ -277,12 +277,16 @@ class KvStreams:
 
         async with self._lock:
             pieces = (await self._thread.run(take)).value
-        is_short = sum(piece.values.nbytes for piece in pieces) <= SHORT_BYTES
-        return make() if is_short else await asyncio.to_thread(make)
+        is_short = sum(layer.nbytes for piece in pieces for layer in piece.layers) <= SHORT_BYTES
+        messages = make() if is_short else await asyncio.to_thread(make)
+        if all(map(sender.holds, pieces)):
+            return messages
+        await self._thread.run(lambda: sender.truncate(pieces[0].start))
+        return await self._next(stream, sender)
 
 
 def _packed(piece: KvSlice, stream: _KvStream) -> bytes:
-    frame = KvFrame(piece.start, piece.count, pack(piece.values, stream.form.encoding))
+    frame = KvFrame(piece.start, piece.count, pack(piece.layers, stream.form.encoding))
     return frame_to_bytes(stream.source, stream.form, frame)
 
 

@@ -22,7 +22,7 @@ def values(form=FORM, count=5, seed=0):
 
 
 def frame(form=FORM, start=4, count=5):
-    return KvFrame(start, count, pack(values(form, count), form.encoding))
+    return KvFrame(start, count, bytes(pack(values(form, count), form.encoding)))
 
 
 def bits(array):
