@@ -12,10 +12,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
 from rich.table import Table
-from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from slipstream.bench.figures import fixed, quotient, table
 from slipstream.core.errors import InvalidRequest, PromptTooLong, check
@@ -212,6 +209,9 @@ def launches(device: str) -> Iterator[list[float]]:
     """Yield a list that holds, after the context, the milliseconds of each kernel and copy which a
     GPU has run in it; none on a CPU."""
     found: list[float] = []
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile, supported_activities
+
     if device == CPU or ProfilerActivity.CUDA not in supported_activities():
         yield found
         return
@@ -225,6 +225,8 @@ def launches(device: str) -> Iterator[list[float]]:
 def _floors_ms(model: CausalModel, context: int, counts: Sequence[int]) -> dict[str, float]:
     """Return the time in which a large copy moves the weights and keys that a plain step of so many
     sessions reads."""
+    import torch
+
     decoder: Any = model.decoder
     read = decoder.roofline()[1] if isinstance(decoder, NativeDecoder) else decoder.read_bytes
     device = model.device

@@ -14,7 +14,6 @@ from slipstream.bench import load
 from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, measure_cost
-from slipstream.bench.engines import NUM_REPEATS, measure_shape
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
 from slipstream.bench.methods import (
     GRAMMAR,
@@ -41,7 +40,7 @@ from slipstream.cli.progress import step_bar
 from slipstream.cli.report import show
 from slipstream.client import AsyncClient, Client
 from slipstream.config import load_settings
-from slipstream.exit_codes import FAILED
+from slipstream.core.errors import FAILED
 from slipstream.files import read_token
 from slipstream.models.glide.load import shipped_folder
 
@@ -230,8 +229,10 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     if plan.shape is None:
         measured, facts = _target_cost(plan, models), models.facts()
     else:
+        from slipstream.bench.shapes import measure_shape
+
         with step_bar(
-            NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.counts("sessions"))
+            load.NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.counts("sessions"))
         ) as advance:
             measured = measure_shape(plan, plan.shape, models.options(), advance=advance)
         facts = {**machine_facts(models.device), "shape": plan.shape}

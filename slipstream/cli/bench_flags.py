@@ -6,11 +6,8 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass
 from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import TurnPlan, check_writable
@@ -26,9 +23,10 @@ from slipstream.files import write_json
 from slipstream.models.dtypes import AUTO, FP8, Q8, choose_dtype
 from slipstream.models.format.digests import file_digest, weights_digests
 from slipstream.models.format.resolve import find_local, resolve
-from slipstream.models.loaded import parse_device
-from slipstream.models.machine import describe_machine
-from slipstream.models.native.library import has_kernels
+from slipstream.models.loaded import device_name, parse_device
+from slipstream.models.machine import describe_machine, release
+from slipstream.models.native.library import has_kernels, kernels
+from slipstream.models.threads import num_threads
 from slipstream.options import option, options_of
 from slipstream.revision import code_revision
 
@@ -122,17 +120,17 @@ class OutputFlags:
 
 def machine_facts(device: str) -> dict[str, Any]:
     """Return versions, machine, code and command line; `device` is where the models run."""
-    is_gpu, machine = device.startswith("cuda"), describe_machine(torch.get_num_threads())
+    machine = describe_machine(num_threads())
     return {
         **machine,
         "git_commit": code_revision(),
         "python": platform.python_version(),
-        **{name: version(name) for name in _PACKAGES},
+        **{name: release(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "processor": machine["processor"].split("\n")[0],
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": kernels() if has_kernels() else None,
         "num_processors": os.cpu_count(),
-        "device": torch.cuda.get_device_name(device) if is_gpu else device,
+        "device": device_name(device),
         "command": shlex.join(["slipstream", *sys.argv[1:]]),
     }
 

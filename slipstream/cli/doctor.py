@@ -55,9 +55,11 @@ def _sections() -> Iterator[tuple[str, Facts]]:
         {"version": slipstream.__version__, "python": python, "system": platform.platform()},
     )
     yield "processor", _processor()
+    if _version("ml_dtypes") != _ABSENT:
+        yield "engine", _engine()
     if _version("torch") != _ABSENT:
         shorten_spins()
-        yield from _engine()
+        yield from _torch()
     yield "environment", {key: _tilde(value) for key, value in environment_of(_VARIABLES).items()}
     yield "packages", {name: _version(name) for name in _PACKAGES}
 
@@ -77,10 +79,9 @@ def _processor() -> Facts:
     }
 
 
-def _engine() -> Iterator[tuple[str, Facts]]:
-    import torch
-
-    from slipstream.models.dtypes import AUTO, choose_dtype
+def _engine() -> Facts:
+    from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+    from slipstream.models.machine import has_torch
     from slipstream.models.native.library import PATH, has_kernels, kernels
 
     native = has_kernels()
@@ -90,20 +91,28 @@ def _engine() -> Iterator[tuple[str, Facts]]:
         why = f"torch: {NATIVE_VARIABLE} is {native_kernels()}"
     else:
         why = "torch: no native library was built; it takes a C++ compiler when installing"
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    dtypes = [(choose_dtype(AUTO, device, native=native).name, device) for device in devices]
+    others = "transformers' forward" if has_torch() else "nothing without slipstream[torch]"
+    return {
+        "kernels": why,
+        "dtype auto": f"{choose_dtype(AUTO, CPU, native=native).name} on {CPU}",
+        "forwards are": f"as recorded for known models; others are compared with {others}",
+        "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
+    }
+
+
+def _torch() -> Iterator[tuple[str, Facts]]:
+    import torch
+
+    from slipstream.models.dtypes import AUTO, choose_dtype
+
     yield (
-        "engine",
-        {
-            "kernels": why,
-            "dtype auto": [f"{dtype} on {device}" for dtype, device in dtypes],
-            "threads of torch": torch.get_num_threads(),
-            "torch's set": torch.backends.cpu.get_cpu_capability(),
-            "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
-        },
+        "torch",
+        {"threads": torch.get_num_threads(), "set": torch.backends.cpu.get_cpu_capability()},
     )
+    has_gpu = torch.cuda.is_available()
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    yield "GPU", {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
+    about = {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
+    yield "GPU", about | ({"dtype auto": choose_dtype(AUTO, "cuda").name} if has_gpu else {})
 
 
 def _version(package: str) -> str:

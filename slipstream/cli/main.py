@@ -16,8 +16,15 @@ import typer
 import slipstream
 from slipstream.cli.engine import shorten_spins
 from slipstream.cli.progress import QUIET
-from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
-from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from slipstream.core.errors import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    InvalidRequest,
+    ModelError,
+    SlipstreamError,
+    TrainingError,
+)
 
 _COMMANDS = ("generate", "chat", "check", "doctor", "up", "trace", "size")
 """Commands, each a function of its name in a module of its name."""
@@ -36,6 +43,8 @@ _LATER = {
     "train": ("slipstream.cli.train", "Train draft models."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
+_EXTRAS = {"cryptography": "serve", "torch": "torch", "transformers": "torch"}
+"""Extras of what is missing, where it is not `engine`."""
 _COMPLETION = ("--install-completion", "--show-completion", "--help")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -136,8 +145,9 @@ def exit_code(args: Sequence[str] | None = None) -> int:
         if (missing.name or "slipstream").startswith("slipstream"):
             raise
         # A client's installation lacks what engines and routers need.
-        extra = "serve" if missing.name == "cryptography" else "engine"
-        return _fail(f"this needs {missing.name}: pip install 'slipstream[{extra}]'", BAD_INPUT)
+        package = (missing.name or "").partition(".")[0]
+        extra = _EXTRAS.get(package, "engine")
+        return _fail(f"this needs {package}: pip install 'slipstream[{extra}]'", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -15,8 +15,8 @@ from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import count_bar, progress_of
 from slipstream.core.errors import TrainingError
 from slipstream.models.format.resolve import resolve
-from slipstream.models.format.tokenizer import text_tokenizer
-from slipstream.models.loaded import find_sources, find_tokenizer
+from slipstream.models.format.tokenizer import find_tokenizer
+from slipstream.models.loaded import find_sources
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
 from slipstream.text.prompts import encode_answer, encode_prompt
 from slipstream.train import quantise as four_bits
@@ -168,7 +168,7 @@ def ngrams(
     if not out.name.endswith(SUFFIX):
         raise TrainingError(f"the store is to be {out}, but its name must end with {SUFFIX}")
     tokenizer = find_tokenizer(*find_sources(resolve(target)))  # without the weights
-    text = text_tokenizer(tokenizer.text)
+    text = tokenizer.text
     limits = ReadLimits(tokenizer.num_ids, 1 << 17, partial(encode_answer, text))
     documents: list[Document] = []
     for path in data:

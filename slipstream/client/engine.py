@@ -20,7 +20,6 @@ from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
 from slipstream.models.eagle.eagle_weights import head_layers
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.cache import view_layout
@@ -98,7 +97,7 @@ class Engine:
         self.options = options
         self.model_id = loaded.model_id
         self.tokenizer_hash = loaded.tokenizer_hash
-        self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
+        self.text: TextTokenizer = loaded.tokenizer
         self.parts: TargetParts | None = None
         with suppress(ModelMismatch):
             self.parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)

@@ -2,6 +2,13 @@
 
 from collections import abc
 
+FAILED = 1
+"""Exit code of a process that failed; another attempt may succeed."""
+BAD_INPUT = 2
+"""Exit code of a process with options or models that it can't use; another attempt fails too."""
+INTERRUPTED = 130
+"""Exit code of a process that was interrupted."""
+
 
 class SlipstreamError(Exception):
     """Base of every error this package raises on purpose.

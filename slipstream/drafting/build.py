@@ -23,7 +23,6 @@ from slipstream.models.dtypes import FP8
 from slipstream.models.eagle.eagle_weights import read_eagle
 from slipstream.models.format.digests import weights_digest
 from slipstream.models.format.resolve import resolve_head
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, GlideConfig
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import draft_scorer, glide_chains, glide_folder, load_glide
@@ -296,5 +295,5 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         vocab_size=model.vocab_size,
         memory=memory,
         engine=model.engine,
-        numbering=text_tokenizer(loaded.tokenizer).table.numbering,
+        numbering=loaded.tokenizer.table.numbering,
     )

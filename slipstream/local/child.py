@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream.config import child_environment
-from slipstream.core.errors import InvalidRequest, ServiceError
-from slipstream.exit_codes import BAD_INPUT
+from slipstream.core.errors import BAD_INPUT, InvalidRequest, ServiceError
 from slipstream.parent_watch import watched_command
 
 OnLine = Callable[[str, str], None]

@@ -16,11 +16,10 @@ from slipstream.core.request.request import MODEL_DEFAULTS
 from slipstream.core.types import SamplingParams
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
-from slipstream.models.format.folder import brief, gguf_in, quiet_transformers, reading, shown
-from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
-from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
+from slipstream.models.format.folder import brief, gguf_in, reading, shown
 from slipstream.models.format.resolve import short_name
-from slipstream.models.format.tokenizer import NumberedTokenizer, keep, read_kept, text_tokenizer
+from slipstream.models.format.tokenizer import NumberedTokenizer
+from slipstream.models.machine import require_torch
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, kernels
@@ -45,12 +44,12 @@ _ONE = re.compile(r"num_beams|num_beam_groups|typical_p|.*_penalty|guidance_scal
 class LoadedModel:
     """A causal language model, its tokenizer and what identifies them.
 
-    `model` is a transformers model or a source of weights, `tokenizer` transformers' own or a
-    `TextTokenizer`; `num_token_ids` counts ids up to the highest that the tokenizer gives.
+    `model` is a transformers model or a source of weights; `num_token_ids` counts ids up to the
+    highest that the tokenizer gives.
     """
 
     model: Any
-    tokenizer: Any
+    tokenizer: TextTokenizer
     model_id: str
     tokenizer_hash: str
     """SHA-256 of the numbering of tokens: equal where ids mean the same."""
@@ -154,35 +153,10 @@ def find_source(
         return Checkpoint(folder, chosen, is_coded=dtype == Q8, has_layers=has_layers)
 
 
-def find_tokenizer(folder: Path, gguf: Path | None) -> NumberedTokenizer:
-    """The tokenizer of a model: as it was kept, or as transformers reads it now. Raises
-    `WeightsError`."""
-    if kept := read_kept(folder, gguf):
-        return kept
-    with quiet_transformers():
-        return keep(load_tokenizer(folder, gguf), folder, gguf)
-
-
-def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
-    """The tokenizer of a model, of transformers' kind. Raises `WeightsError`."""
-    from transformers import AutoTokenizer
-
-    with reading(f"the tokenizer in {folder}"):
-        if gguf:
-            return read_gguf_tokenizer(GgufFile(gguf))
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        last = max(found.get_vocab().values(), default=0)
-        if last >= MAX_STRINGS:  # libraries go through all numbers up to the last one
-            raise WeightsError(
-                f"the tokenizer in {folder} has the id {last}, but {MAX_STRINGS - 1} is the most"
-            )
-        return found
-
-
 def require_same_numbering(model_id: str, text: TextTokenizer, draft: LoadedModel) -> None:
     """Raise `ModelMismatch` unless ids that a target, with the tokenizer `text`, and a draft have
     are the same tokens; it names the first that differs. See `same_numbering`."""
-    ours, theirs = text_tokenizer(draft.tokenizer).table, text.table
+    ours, theirs = draft.tokenizer.table, text.table
     if same_numbering(ours.numbering, theirs.numbering):
         return
     num_plain = ours.num_plain, theirs.num_plain
@@ -200,12 +174,23 @@ def require_same_numbering(model_id: str, text: TextTokenizer, draft: LoadedMode
     )
 
 
+def device_name(device: str) -> str:
+    """Return the name of a device's GPU; cpu for a CPU."""
+    if device == CPU:
+        return device
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
 def parse_device(name: str) -> str:
-    """Return the device of a name. Raises `InvalidRequest` for one that is not here."""
+    """Return the device of a name. Raises `InvalidRequest` for one that is not here, `ModelError`
+    where torch is needed and not installed."""
     if not _DEVICE.fullmatch(name):
         raise InvalidRequest(f"the device is {name!r}, but must be cpu, cuda or cuda:N")
     if name == CPU:
         return name
+    require_torch(f"the device {name!r}")
     import torch
 
     try:

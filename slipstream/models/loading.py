@@ -14,15 +14,9 @@ from slipstream.models.dtypes import AUTO, CPU, choose_dtype
 from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
-from slipstream.models.format.tokenizer import fitted
-from slipstream.models.loaded import (
-    LoadedModel,
-    find_source,
-    find_sources,
-    find_tokenizer,
-    made_of,
-    parse_device,
-)
+from slipstream.models.format.tokenizer import find_tokenizer, fitted
+from slipstream.models.loaded import LoadedModel, find_source, find_sources, made_of, parse_device
+from slipstream.models.machine import require_torch
 from slipstream.models.native.library import NotNative, has_kernels
 from slipstream.models.native.model import NativeDecoder
 from slipstream.models.native.source import WeightSource
@@ -50,6 +44,7 @@ def load_model(
     try:
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
     except NotNative as reason:
+        require_torch(f"{path.name} ({reason})")
         _LOG.info("%s is loaded by transformers: %s", path.name, reason)
         from slipstream.models.torch.loading import load_target_parts
 

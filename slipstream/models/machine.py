@@ -19,10 +19,12 @@ from typing import Any
 
 from slipstream import __version__
 from slipstream.config import instruction_limits, measurements_dir
+from slipstream.core.errors import ModelError
 from slipstream.models.format.folder import brief
 from slipstream.models.threads import num_threads
 
 _LOG = logging.getLogger("slipstream.models")
+TORCH, TRANSFORMERS = "torch", "transformers"
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
 """Lines of /proc/cpuinfo that differ between kinds of processors, on x86-64 and ARM."""
@@ -104,7 +106,7 @@ def describe_machine(threads: int) -> dict[str, Any]:
         "processor": _processor(),
         "limits": instruction_limits(),
         "threads": threads,
-        "torch": _torch_version(),
+        "torch": release(TORCH),
         "slipstream": __version__,
     }
 
@@ -118,11 +120,26 @@ def _measurements(threads: int) -> Measurements:
 
 
 @cache
-def _torch_version() -> str | None:
+def release(package: str) -> str | None:
+    """Return the version of a package; None where it is not installed."""
     try:
-        return version("torch")
+        return version(package)
     except PackageNotFoundError:
         return None
+
+
+def has_torch() -> bool:
+    """Return whether torch and transformers are installed, which native code does without."""
+    return all(map(release, (TORCH, TRANSFORMERS)))
+
+
+def require_torch(subject: str) -> None:
+    """Raise `ModelError` unless torch and transformers, which the subject needs, are installed."""
+    if not has_torch():
+        raise ModelError(
+            f"{subject} needs torch and transformers, which are not installed:"
+            " pip install 'slipstream[torch]'"
+        )
 
 
 @cache

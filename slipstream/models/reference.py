@@ -1,14 +1,18 @@
-"""Comparison of our forward with transformers' own, on a few tokens, when a model is loaded.
+"""Check of our forward of a model on a few tokens, when the model is loaded.
 
-Weights in files are compared once for each machine: a later start trusts the result while the
-files, what computes them and the versions stay the same. The reference of native code has the
-weights of a layer in memory only while the layer runs.
+Native code gives the same bits on all processors, so that known weights have the digest of their
+forward in the package. Others are compared with transformers' own forward, where it is installed.
+Weights in files are checked once for each machine: a later start trusts the result while the files,
+what computes them and the versions stay the same. The reference of native code has the weights of a
+layer in memory only while the layer runs.
 """
 
+import json
+import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +21,8 @@ from slipstream.models.dtypes import CPU, FP8, Array
 from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.digests import bytes_digest, file_digest, weights_digest
 from slipstream.models.format.folder import brief
-from slipstream.models.machine import this_machine
+from slipstream.models.loaded import device_name
+from slipstream.models.machine import has_torch, this_machine
 from slipstream.models.native import library
 from slipstream.models.native.source import WeightSource
 
@@ -26,14 +31,16 @@ if TYPE_CHECKING:
 
     from slipstream.models.torch.ranks import Ranks
 
-
+_LOG = logging.getLogger("slipstream.models")
 SAMPLE_TOKENS = 24
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08, "float16": 0.02, FP8: 0.3}
-_AS_TRANSFORMERS = "as transformers"
+_CHECKED, _ALONE = "as transformers", "not compared"
+FORWARDS = Path(__file__).parent.parent / "data" / "forwards.json"
+"""Digests of forwards, which `make forwards` writes."""
 
 
 class ReferenceCheck:
-    """Comparison of our forward of a model with transformers' own."""
+    """Check of our forward of a model, by a recorded digest or by transformers' own forward."""
 
     def __init__(
         self,
@@ -43,32 +50,30 @@ class ReferenceCheck:
         ranks: "Ranks | None" = None,
     ) -> None:
         """Compute transformers' hidden states, before anything of the model is changed; not where
-        an earlier start has compared the same weights, by the `mark` of rank 0.
-
-        Raises `ModelError` for weights in files that give no numbers.
+        an earlier start has checked the same weights, by the `mark` of rank 0, where the package
+        has their digest, or where native code computes and transformers is not installed.
         """
-        self._mark = mark
+        self._model, self._mark = model, mark
+        self._recorded = recorded(model) if isinstance(model, WeightSource) else None
         self._expected: tuple[Array, Array] | None = None
-        is_known = mark is not None and this_machine().get(mark) == _AS_TRANSFORMERS
+        known = None if mark is None else this_machine().get(mark)
+        self._is_known = known == _CHECKED or (known == _ALONE and not has_torch())
         if ranks is not None and not isinstance(model, WeightSource):
-            is_known = ranks.agree(is_known, model.device)
-        if not is_known:
+            self._is_known = ranks.agree(self._is_known, model.device)
+        is_native = isinstance(model, WeightSource)
+        if not (self._is_known or self._recorded or (is_native and not has_torch())):
             from slipstream.models.torch.transformers_model import computed_states
 
             own = model.reference() if isinstance(model, WeightSource) else model
             own.requires_grad_(False).eval()
             self._expected = computed_states(own, sample_tokens(vocab_size))
-            if isinstance(model, WeightSource):
-                hidden = self._expected[0]
-                if not (np.isfinite(hidden).all() and hidden.any()):
-                    raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
 
     def check(self, sample: Callable[[], tuple[Array, Array]], sizes: ModelSizes) -> None:
-        """Raise `ModelError` where `sample()`, our hidden states and last logits, fails, or gives
-        other ones than transformers."""
-        if self._expected is None:
+        """Raise `ModelError` where `sample()`, our hidden states and last logits, fails, has what
+        is no number, or is not as recorded or as transformers computes it."""
+        if self._is_known:
             return
-        name, kind = sizes.name, sizes.weights_type
+        name = sizes.name
         try:
             found = sample()
         except ModelError as error:
@@ -76,16 +81,70 @@ class ReferenceCheck:
         except Exception as error:  # modelling code has many forms
             reason = f"its modelling code can't run over our cache ({brief(error)})"
             raise ModelError(f"{name} can't be served: {reason}") from error
-        named = zip(("hidden states", "logits"), found, self._expected, strict=True)
-        for what, own, expected in named:
-            limit = _TOLERANCE.get(kind if kind == FP8 else expected.dtype.name, 0.02)
-            exact = expected.astype(np.float32)
-            share = np.linalg.norm(own.astype(np.float32) - exact) / np.linalg.norm(exact)
-            if not share < limit:
-                difference = f"{what} differ from transformers' own by {share:.2g} (limit {limit})"
-                raise ModelError(f"{name} can't be served: {difference}")
+        if (fault := self._fault(found, sizes)) is not None:
+            raise ModelError(f"{name} can't be served: {fault}")
+        is_alone = not (self._recorded or self._expected)
+        if is_alone:
+            _LOG.warning(
+                "the forward of %s is not compared with transformers', which is not installed: pip"
+                " install 'slipstream[torch]' has it compared at the next start",
+                name,
+            )
         if self._mark is not None:
-            this_machine().keep(self._mark, _AS_TRANSFORMERS)
+            this_machine().keep(self._mark, _ALONE if is_alone else _CHECKED)
+
+    def _fault(self, found: tuple[Array, Array], sizes: ModelSizes) -> str | None:
+        """Return what is wrong with our hidden states and logits; None for nothing."""
+        if isinstance(self._model, WeightSource):
+            hidden = (self._expected or found)[0].astype(np.float32)
+            if not (np.isfinite(hidden).all() and hidden.any()):
+                return _without_numbers(self._model)
+        if self._recorded is not None:
+            if forward_digest(found) == self._recorded:
+                return None
+            return f"native code of set {library.kernels()} gives other numbers than were recorded"
+        for what, share, limit in differences(found, self._expected or found, sizes.weights_type):
+            if not share < limit:
+                return f"{what} differ from transformers' own by {share:.2g} (limit {limit})"
+        return None
+
+
+def differences(
+    found: tuple[Array, Array], expected: tuple[Array, Array], weights_type: str
+) -> list[tuple[str, float, float]]:
+    """Return for hidden states and logits their name, by what share they differ, and the limit."""
+    shares = []
+    for what, own, other in zip(("hidden states", "logits"), found, expected, strict=True):
+        limit = _TOLERANCE.get(FP8 if weights_type == FP8 else other.dtype.name, 0.02)
+        exact = other.astype(np.float32)
+        share = np.linalg.norm(own.astype(np.float32) - exact) / np.linalg.norm(exact)
+        shares.append((what, float(share), limit))
+    return shares
+
+
+def forward_digest(found: tuple[Array, Array]) -> str:
+    """Return the SHA-256 of hidden states and logits, in little-endian float32."""
+    return bytes_digest(b"".join(part.astype("<f4").tobytes() for part in found))
+
+
+def recorded(source: WeightSource) -> str | None:
+    """Return the digest of the forward of known weights; None for others."""
+    if (identity := source.identity()) is None:
+        return None
+    found: str | None = _forwards().get(record_key(source, identity))
+    return found
+
+
+def record_key(source: WeightSource, identity: str) -> str:
+    """Return the name of a forward in the file of `FORWARDS`: weights, architecture, types."""
+    weights, _, _ = identity.partition(" ")
+    return f"{weights} {source.architecture.digest()[:16]} {source.weights_type()}"
+
+
+@cache
+def _forwards() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FORWARDS.read_text(encoding="utf-8"))
+    return {key: entry["forward_sha256"] for key, entry in found.items()}
 
 
 def _without_numbers(source: WeightSource) -> str:
@@ -120,9 +179,7 @@ def mark_of(
 def _computer(model: "PreTrainedModel") -> str:
     if model.device.type == CPU:
         return _native() if library.has_kernels() else CPU
-    import torch
-
-    return torch.cuda.get_device_name(model.device)
+    return device_name(str(model.device))
 
 
 @cache

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from slipstream import __version__
 from slipstream.config import load_config, parse_flags, resolved
-from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
-from slipstream.exit_codes import BAD_INPUT, FAILED
+from slipstream.core.errors import BAD_INPUT, FAILED, InvalidRequest, ModelError, SlipstreamError
 from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
 from slipstream.telemetry.logs import set_up_logging
 from slipstream.telemetry.metric import Telemetry

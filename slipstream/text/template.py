@@ -228,3 +228,14 @@ def _check_size(source: str, special_tokens: Mapping[str, str]) -> None:
 def _brief(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".")[:_MAX_REASON_CHARS] if lines else type(error).__name__
+
+
+def default_template(given: str | Mapping[str, str | None] | None) -> str:
+    """Return the default of a model's chat templates; one for tools stands in it where they are
+    given. Empty for none."""
+    if not isinstance(given, Mapping):
+        return given or ""
+    plain, with_tools = given.get("default") or "", given.get("tool_use")
+    if not (plain and with_tools):
+        return plain
+    return f"{{% if tools %}}{with_tools}{{% else %}}{plain}{{% endif %}}"

@@ -87,6 +87,15 @@ class TextTokenizer:
         vocab = self._backend.get_vocab(with_added_tokens=True)
         return frozenset(vocab.values()) - {self._control.break_id}
 
+    def added_ids(self) -> list[int]:
+        """Return the ids of special tokens and of others that were added, ascending."""
+        return sorted(self._backend.get_added_tokens_decoder().keys() - {self._control.break_id})
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token; None where there is no such token."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
     def encode(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:

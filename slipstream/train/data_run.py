@@ -21,8 +21,8 @@ from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.files import json_lines, write_whole
 from slipstream.models.dtypes import AUTO, CPU
 from slipstream.models.format.resolve import resolve, short_name
-from slipstream.models.format.tokenizer import text_tokenizer
-from slipstream.models.loaded import find_sources, load_tokenizer
+from slipstream.models.format.tokenizer import find_tokenizer
+from slipstream.models.loaded import find_sources
 from slipstream.models.loading import causal_model, load_model, sizes_of
 from slipstream.models.threads import set_num_threads
 from slipstream.options import option, required
@@ -94,7 +94,7 @@ class DataPlan:
 
 def make_plan(run: DataRun) -> DataPlan:
     """Return what belongs into which shard; loads no weights."""
-    tokenizer = text_tokenizer(load_tokenizer(*find_sources(resolve(run.target))))
+    tokenizer = find_tokenizer(*find_sources(resolve(run.target))).text
     talks: list[Talk] = []
     digests: list[list[str]] = []
     for file in run.prompts:
@@ -190,7 +190,7 @@ def _shards(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[in
             f"prompts and answers may have {needed} tokens together, but the context of "
             f"{target.model_id} has {limit}"
         )
-    tokenizer = text_tokenizer(target.tokenizer)
+    tokenizer = target.tokenizer
     rules = EndRules(target.stop_token_ids, run.max_new_tokens)
     model = BulkModel(
         causal_model(target.model, numerics="fast"), max_new_tokens=run.max_new_tokens

@@ -21,7 +21,6 @@ from slipstream.models.eagle.eagle_init import (
     load_eagle,
     published_config,
 )
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import default_layers
 from slipstream.models.glide.glide_files import load_weights
@@ -184,7 +183,7 @@ def _fingerprint(run: DraftRun, files: Sequence[DataFile]) -> str:
 def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
     """Return the text in these files, as the target numbers its tokens."""
     limits = ReadLimits(model_parts(target.model).vocab_size)
-    encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
+    encode = partial(encode_prompt, target.tokenizer)
     return [read_data(path, limits, encode=encode) for path in paths]
 
 
@@ -205,8 +204,7 @@ def forced_ids(target: LoadedModel) -> list[int]:
     """Return ids that every trimmed head holds: special and added tokens, every end of text."""
     eos = target.model.generation_config.eos_token_id
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    tokenizer = target.tokenizer
-    return [*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder]
+    return [*ends, *target.tokenizer.added_ids()]
 
 
 def first_draft(

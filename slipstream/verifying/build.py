@@ -11,7 +11,6 @@ from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.request.request import ModelFacts
 from slipstream.models.causal import CausalModel
 from slipstream.models.format.digests import bytes_digest
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.loaded import LoadedModel, sampling_defaults
 from slipstream.models.loading import causal_model
@@ -104,7 +103,7 @@ def build_target(
         has_grammars=grammars is not None,
         max_logprobs=MAX_LOGPROBS,
         is_fallback=model.engine == "torch",
-        tool_format=format_of(text_tokenizer(loaded.tokenizer).chat_template, tool_format),
+        tool_format=format_of(loaded.tokenizer.chat_template, tool_format),
         sampling_defaults=defaults,
     )
     return BuiltTarget(target, model, facts, plan, _step_budget(model, limits, curve))
@@ -150,7 +149,7 @@ def grammars_of(loaded: LoadedModel, vocab_size: int) -> Grammars | None:
     """Return the grammars of a model's outputs; None, with a warning, where its tokenizer does not
     allow them."""
     try:
-        text, ends = text_tokenizer(loaded.tokenizer), loaded.stop_token_ids
+        text, ends = loaded.tokenizer, loaded.stop_token_ids
         digest = bytes_digest(text.parts().json)
         name = f"grammars of {digest} {vocab_size} {sorted(ends)} {version('llguidance')}"
         is_known = this_machine().get(name) is True

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from slipstream.core.errors import BAD_INPUT, FAILED
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
-from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.models.dtypes import choose_dtype
 from slipstream.models.format.digests import hub_commit, weights_digest
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel, parse_device
 from slipstream.models.loading import load_model, sizes_of
@@ -127,7 +126,7 @@ def describe(
     Raises `ModelMismatch` for a tokenizer, `InvalidRequest` for an element type, not to be sent.
     """
     facts, model = built.facts, built.model
-    text = text_tokenizer(loaded.tokenizer)
+    text = loaded.tokenizer
     digest, commit = weights_digest(loaded.path), hub_commit(loaded.path)
     _LOG.info("%s has the weights %s%s", facts.model_id, digest, commit and f" of commit {commit}")
     return message_of(

@@ -4,8 +4,10 @@ What config.json has otherwise than these families is refused with a reason: tra
 loads the model, and torch computes it. What is of another type, or is not read, is refused by name.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.core.errors import ModelError, WeightsError
@@ -67,6 +69,11 @@ class Architecture:
     def rotaries(self) -> tuple[Rotary, ...]:
         """Return the frequencies of positions."""
         return tuple(rotary(rope, self.head_dim) for rope in self.ropes)
+
+    def digest(self) -> str:
+        """Return a SHA-256 that architectures share where all their fields are equal."""
+        fields = json.dumps(asdict(self), sort_keys=True, default=sorted)
+        return hashlib.sha256(fields.encode()).hexdigest()
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield name and shape of every tensor but the head."""

@@ -17,7 +17,9 @@ from slipstream.models.native.library import NotNative
 
 WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+_TOKENIZERS = (TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt")
 _NO_CONFIG = "no config.json"
 PICKLED = (
     'pickled weights are never loaded; convert them with `python -c "import torch,'

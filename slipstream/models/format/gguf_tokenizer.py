@@ -1,4 +1,4 @@
-"""Tokenizers in the metadata of GGUF files, as transformers' objects.
+"""Tokenizers in the metadata of GGUF files.
 
 Every field under `tokenizer.` is read, known to change no token, or refused by its name. Names of
 pre-tokenizers are llama.cpp's; their patterns are those of the models' own tokenizer.json.
@@ -8,8 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
 from slipstream.core.errors import WeightsError
 from slipstream.models.format.gguf_file import GgufFile
+from slipstream.text.template import default_template
+from slipstream.text.tokenizer import TextTokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Token types. Control tokens are special; those that users define are found before merging."""
@@ -76,7 +89,7 @@ _SPLITS: Mapping[str, _Split] = {
 }
 
 
-def read_gguf_tokenizer(file: GgufFile) -> Any:
+def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
     """Return the tokenizer in a GGUF file. Raises `WeightsError` for one that can't be read."""
     fields = TokenizerFields(file)
     kinds = {"gpt2": _byte_level, "llama": _sentence_pieces}
@@ -170,9 +183,7 @@ class TokenizerFields:
         return value
 
 
-def _byte_level(fields: TokenizerFields) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
+def _byte_level(fields: TokenizerFields) -> Tokenizer:
     split = _split(fields)
     vocab = {token: number for number, token in enumerate(fields.tokens)}
     model = models.BPE(vocab=vocab, merges=fields.merges(), ignore_merges=split.whole_words)
@@ -192,8 +203,6 @@ def _split(fields: TokenizerFields) -> _Split:
 
 
 def _pre_tokenizer(split: _Split) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
     parts: list[Any] = []
     if split.digits:
         parts.append(pre_tokenizers.Digits(individual_digits=True))
@@ -204,10 +213,8 @@ def _pre_tokenizer(split: _Split) -> Any:
     return pre_tokenizers.Sequence(parts)
 
 
-def _sentence_pieces(fields: TokenizerFields) -> Any:
+def _sentence_pieces(fields: TokenizerFields) -> Tokenizer:
     """Return a SentencePiece model of the kind BPE: pieces are merged by their scores."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
     vocab = {token: number for number, token in enumerate(fields.tokens)}
     unknown = fields.get("unknown_token_id", int, 0)
     if not 0 <= unknown < len(fields.tokens):
@@ -242,11 +249,12 @@ def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[
 
 
 def _assembled(
-    file: GgufFile, fields: TokenizerFields, backend: Any, special: list[str], named: list[str]
-) -> Any:
-    from tokenizers import AddedToken, processors
-    from transformers import PreTrainedTokenizerFast
-
+    file: GgufFile,
+    fields: TokenizerFields,
+    backend: Tokenizer,
+    special: list[str],
+    named: list[str],
+) -> TextTokenizer:
     backend.add_special_tokens([AddedToken(token, special=True) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False) for token in named])
     roles = {role: fields.get(f"{key}_token_id", int, None) for role, key in _ROLES.items()}
@@ -262,10 +270,11 @@ def _assembled(
         backend.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], special_tokens=[(bos, roles["bos"])]
         )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, clean_up_tokenization_spaces=False
-    )
-    tokenizer.add_special_tokens(names)
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in names.values()])
+    return TextTokenizer.from_parts(backend.to_str().encode(), _chat_template(file), names)
+
+
+def _chat_template(file: GgufFile) -> str:
     named_templates = {
         name.removeprefix("tokenizer.chat_template."): value
         for name, value in file.fields.items()
@@ -276,10 +285,7 @@ def _assembled(
         text for text in (default or "", *named_templates.values()) if not isinstance(text, str)
     ]:
         raise WeightsError(f"{file.name} has a chat template {odd[0]!r:.40}, which is no text")
-    tokenizer.chat_template = (
-        {"default": default, **named_templates} if named_templates else default
-    )
-    return tokenizer
+    return default_template({"default": default, **named_templates})
 
 
 def _adds_bos(fields: TokenizerFields) -> bool:

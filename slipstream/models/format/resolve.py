@@ -3,18 +3,25 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.files import path_of
+from slipstream.files import path_of, write_json
 from slipstream.models.dtypes import BFLOAT16
+from slipstream.models.format.architecture import HEAD
 from slipstream.models.format.folder import (
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
     all_or_nothing,
     cached_snapshot,
     exclusive,
     fetch_snapshot,
     is_hub_id,
     missing_part,
-    quiet_transformers,
     reading,
     split_revision,
 )
@@ -190,11 +197,18 @@ def convert(gguf: Path, into: Path) -> None:
 
     Raises `WeightsError` when the file can't be read as a causal language model.
     """
-    with quiet_transformers(), reading(gguf.name):
-        model = GgufSource(gguf, BFLOAT16, is_dense=True).reference(is_lent=False)
-        tokenizer = read_gguf_tokenizer(GgufFile(gguf))
-        model.save_pretrained(into)
-        tokenizer.save_pretrained(into)
+    with reading(gguf.name):
+        source = GgufSource(gguf, BFLOAT16, is_dense=True)
+        names = [*dict(source.architecture.tensors()), *([] if source.is_tied else [HEAD])]
+        tensors = {name: np.ascontiguousarray(source.dense(name)) for name in names}
+        save_file(tensors, into / WEIGHTS, {"format": "pt"})
+        write_json(into / "config.json", {**source.config, "dtype": BFLOAT16.name})
+        parts = read_gguf_tokenizer(GgufFile(gguf)).parts()
+        (into / TOKENIZER).write_bytes(parts.json)
+        roles = {"tokenizer_class": "PreTrainedTokenizerFast", **parts.special_tokens}
+        write_json(into / TOKENIZER_CONFIG, roles)
+        if parts.chat_template:
+            (into / TEMPLATE).write_text(parts.chat_template, encoding="utf-8")
 
 
 def _names() -> str:

@@ -1,52 +1,150 @@
-"""Tokenizers of models: without transformers, and kept as plain files once it has read them.
+"""Tokenizers of models: read from tokenizer.json or GGUF files, and kept ready in one file each.
 
-How a model's files become a tokenizer is transformers' business, release by release. What it made
-of the same files is read back without it: ids, templates and numbers are the same ones.
+A directory's tokenizer.json is read as the `tokenizers` library has it, with the tokens and roles
+that tokenizer_config.json adds. Files of other kinds are converted by transformers.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, Tokenizer
+
 from slipstream.config import tokenizers_dir
-from slipstream.core.errors import ModelMismatch, SlipstreamError
+from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.format.digests import file_digest, weights_digest
+from slipstream.models.format.folder import (
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    quiet_transformers,
+    reading,
+)
+from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
+from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
+from slipstream.models.machine import TRANSFORMERS, release, require_torch, write_kept
 from slipstream.models.machine import read_kept as read_file
-from slipstream.models.machine import write_kept
-from slipstream.text.tokenizer import TextTokenizer, vocab_hash
+from slipstream.text.template import default_template
+from slipstream.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_MORE_TEMPLATES = "additional_chat_templates"
+_ROLES_FILE, _ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
+_ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 _INDEX = ".safetensors.index.json"
-_READING = 3
+_READING = 4
 """Number of our own way to read tokenizers: what an older one kept is read anew."""
 
 
-def text_tokenizer(tokenizer: Any) -> TextTokenizer:
-    """Return a tokenizer without transformers; of several chat templates, the default one.
+def find_tokenizer(folder: Path, gguf: Path | None) -> "NumberedTokenizer":
+    """Return the tokenizer of a model: as it was kept, or as its files have it now.
 
-    One that is of this kind already is returned as it is. Raises `ModelMismatch` for a tokenizer
-    that the `tokenizers` library can't stand in for.
+    Raises `WeightsError`, and `ModelMismatch` for one that the `tokenizers` library can't stand
+    in for.
     """
-    if isinstance(tokenizer, TextTokenizer):
-        return tokenizer
+    return read_kept(folder, gguf) or _keep(_read(folder, gguf), folder, gguf)
+
+
+def _read(folder: Path, gguf: Path | None) -> TextTokenizer:
+    with reading(f"the tokenizer in {folder}"):
+        if gguf:
+            return read_gguf_tokenizer(GgufFile(gguf))
+        found = _of_folder(folder) if (folder / TOKENIZER).is_file() else _converted(folder)
+        if (last := max(found.ids(), default=0)) >= MAX_STRINGS:  # loops go through all numbers
+            raise WeightsError(
+                f"the tokenizer in {folder} has the id {last}, but {MAX_STRINGS - 1} is the most"
+            )
+        return found
+
+
+def _of_folder(folder: Path) -> TextTokenizer:
+    config = _object(folder / TOKENIZER_CONFIG)
+    if "added_tokens_decoder" not in config:  # as older files name roles and tokens
+        config |= _object(folder / _ROLES_FILE)
+    _require_special(config, folder.name)
+    roles = {name: _content(config[name]) for name in _ROLES if config.get(name)}
+    backend = Tokenizer.from_file(str(folder / TOKENIZER))
+    backend.add_tokens(list(_added_tokens(folder, config, roles)))
+    return TextTokenizer.from_parts(
+        backend.to_str().encode(), default_template(_templates(folder, config)), roles
+    )
+
+
+def _added_tokens(
+    folder: Path, config: Mapping[str, Any], roles: Mapping[str, str]
+) -> Iterator[AddedToken]:
+    """Yield the tokens that a directory's files name beside tokenizer.json, in the order of ids."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+    extra = extra.values() if isinstance(extra, dict) else extra
+    named = [*roles.values(), *map(_content, extra)]
+    if (given := config.get("added_tokens_decoder")) is None:
+        numbers = sorted((it, text) for text, it in _object(folder / _ADDED_FILE).items())
+        for _, text in numbers:
+            yield AddedToken(text, special=text in named, normalized=text not in named)
+    for _, token in sorted((given or {}).items(), key=lambda item: int(item[0])):
+        yield AddedToken(**{name: token[name] for name in _FLAGS if name in token})
+    yield from (AddedToken(text, special=True) for text in named)
+
+
+def _content(token: Any) -> str:
+    text = token["content"] if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise WeightsError(f"{TOKENIZER_CONFIG} has a token {text!r:.40}, which is no text")
+    return text
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; {} where there is none."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} is no object")
+    return found
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> Any:
+    """Return the chat template, or several by name: files come before the configuration."""
+    more = {path.stem: path for path in (folder / _MORE_TEMPLATES).glob("*.jinja")}
+    files = {"default": folder / TEMPLATE, **more}
+    found = {name: it.read_text(encoding="utf-8") for name, it in files.items() if it.is_file()}
+    given = found or config.get("chat_template")
+    return {it["name"]: it["template"] for it in given} if isinstance(given, list) else given
+
+
+def _require_special(config: Mapping[str, Any], name: str) -> None:
+    if config.get("split_special_tokens"):
+        raise ModelMismatch(
+            f"{name} reads special tokens as plain text, which chat templates can't work with"
+        )
+
+
+def _converted(folder: Path) -> TextTokenizer:
+    require_torch(f"the tokenizer in {folder}, which has no {TOKENIZER},")
+    from transformers import AutoTokenizer
+
+    with quiet_transformers():
+        return text_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+
+def text_tokenizer(tokenizer: Any) -> TextTokenizer:
+    """Return a tokenizer of transformers without it; of several chat templates, the default one.
+
+    Raises `ModelMismatch` for a tokenizer that the `tokenizers` library can't stand in for.
+    """
     from transformers import PreTrainedTokenizerFast
 
     name = type(tokenizer).__name__
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ModelMismatch(f"{name} is no tokenizer of the tokenizers library, which is needed")
-    if tokenizer.split_special_tokens:
-        raise ModelMismatch(
-            f"{name} reads special tokens as plain text, which chat templates can't work with"
-        )
+    _require_special({"split_special_tokens": tokenizer.split_special_tokens}, name)
     return TextTokenizer.from_parts(
-        _json(tokenizer), _chat_template(tokenizer.chat_template), tokenizer.special_tokens_map
+        _json(tokenizer), default_template(tokenizer.chat_template), tokenizer.special_tokens_map
     )
 
 
@@ -59,32 +157,21 @@ def _json(tokenizer: "PreTrainedTokenizerFast") -> bytes:
         ) from None
 
 
-def _chat_template(template: str | dict[str, str] | None) -> str:
-    """Return the default template; one for tools stands in it where they are given."""
-    if not isinstance(template, dict):
-        return template or ""
-    plain, with_tools = template.get("default") or "", template.get("tool_use")
-    if not (plain and with_tools):
-        return plain
-    return f"{{% if tools %}}{with_tools}{{% else %}}{plain}{{% endif %}}"
-
-
 @dataclass(frozen=True, slots=True)
 class NumberedTokenizer:
-    """A tokenizer and its numbers. `text` is transformers' own object where texts can't be read
-    without it."""
+    """A tokenizer and its numbers."""
 
-    text: TextTokenizer | Any
+    text: TextTokenizer
     vocab_hash: str
     num_ids: int
     eos_token_id: int | None
 
     @classmethod
-    def of(cls, tokenizer: Any) -> "NumberedTokenizer":
-        """Return the numbers of a transformers tokenizer."""
-        vocab = tokenizer.get_vocab()
-        num_ids = 1 + max(vocab.values(), default=-1)
-        return cls(tokenizer, vocab_hash(vocab), num_ids, tokenizer.eos_token_id)
+    def of(cls, text: TextTokenizer) -> "NumberedTokenizer":
+        """Return a tokenizer with its numbers."""
+        end = text.parts().special_tokens.get("eos_token")
+        ends = None if end is None else text.token_id(end)
+        return cls(text, text.vocab_hash, 1 + max(text.ids(), default=-1), ends)
 
 
 def fitted(tokenizer: NumberedTokenizer, path: Path, vocab_size: int) -> NumberedTokenizer:
@@ -104,8 +191,7 @@ def fitted(tokenizer: NumberedTokenizer, path: Path, vocab_size: int) -> Numbere
 
 
 def _trimmed(tokenizer: NumberedTokenizer, vocab_size: int) -> NumberedTokenizer:
-    text: TextTokenizer = text_tokenizer(tokenizer.text)
-    parts = text.parts()
+    parts = tokenizer.text.parts()
     content = json.loads(parts.json)
     content["added_tokens"] = [
         token for token in content["added_tokens"] if token["id"] < vocab_size
@@ -134,15 +220,8 @@ def _of_kept(kept: Any) -> NumberedTokenizer:
     return NumberedTokenizer(text, vocab_hash, num_ids, None if eos is None else int(eos))
 
 
-def keep(tokenizer: Any, folder: Path, gguf: Path | None) -> NumberedTokenizer:
-    """Return a transformers tokenizer with its numbers, and keep it where texts can be read
-    without transformers."""
-    found = NumberedTokenizer.of(tokenizer)
-    try:
-        text = text_tokenizer(tokenizer)
-    except SlipstreamError:  # readers of texts raise it
-        return found
-    parts = text.parts()
+def _keep(text: TextTokenizer, folder: Path, gguf: Path | None) -> NumberedTokenizer:
+    found, parts = NumberedTokenizer.of(text), text.parts()
     kept = {
         "json": parts.json.decode(),
         "chat_template": parts.chat_template,
@@ -152,13 +231,12 @@ def keep(tokenizer: Any, folder: Path, gguf: Path | None) -> NumberedTokenizer:
         "eos_token_id": found.eos_token_id,
     }
     write_kept(_path(folder, gguf), "the tokenizer", json.dumps(kept, ensure_ascii=False))
-    return NumberedTokenizer(text, found.vocab_hash, found.num_ids, found.eos_token_id)
+    return found
 
 
 def _path(folder: Path, gguf: Path | None) -> Path:
     """The file that a tokenizer is kept in: its name is a digest of all that it depends on."""
-    releases = f"{version('transformers')} {version('tokenizers')} {_READING}"
-    digest = hashlib.sha256(releases.encode())
+    digest = hashlib.sha256(f"{release(TRANSFORMERS)} {release('tokenizers')} {_READING}".encode())
     if gguf is not None:
         digest.update(weights_digest(gguf).encode())
     else:

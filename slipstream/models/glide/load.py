@@ -2,7 +2,6 @@
 
 import logging
 import os
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from slipstream.models.glide.target_parts import (
 )
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import find_source, find_sources
+from slipstream.models.machine import require_torch
 from slipstream.models.native.chains import NativeChains
 from slipstream.models.native.glide import NativeEagle, NativeGlide
 from slipstream.models.native.library import NotNative
@@ -97,6 +97,7 @@ def draft_scorer(
     layout = KvLayout(*sizes, dtype or target.dtype, target.device)
     backend: Any = _native(weights, target, layout) if native else None
     if backend is None:
+        require_torch("the draft")
         from slipstream.models.eagle.eagle_torch import torch_draft
 
         backend = torch_draft(weights, target, layout, is_scaled=is_scaled)
@@ -142,9 +143,11 @@ def load_parts(name: str, *, dtype: str = AUTO, device: str = CPU) -> LoadedPart
     positions.
     """
     folder, gguf = find_sources(resolve(name))
-    with suppress(NotNative):
+    try:
         source = find_source(folder, gguf, dtype, device, has_layers=False)
         return parts_of_source(source, source_parts, name, folder, gguf)
+    except NotNative as reason:
+        require_torch(f"{name} ({reason})")
     parts: LoadedParts = _torch_parts().load_torch_parts(name, folder, gguf, dtype, device)
     return parts
 

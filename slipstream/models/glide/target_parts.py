@@ -15,8 +15,7 @@ from slipstream.models.dtypes import CPU, Array
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import short_name
 from slipstream.models.format.rope import rotary_tables
-from slipstream.models.format.tokenizer import fitted
-from slipstream.models.loaded import find_tokenizer
+from slipstream.models.format.tokenizer import find_tokenizer, fitted
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights
 

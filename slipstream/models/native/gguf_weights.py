@@ -56,9 +56,9 @@ class GgufSource(WeightSource):
         self._file = GgufFile(path)
         self.path, self.name, self.dtype = path, path.name, dtype
         self._is_dense = is_dense
-        self._config = read_config(self._file)
+        self.config = read_config(self._file)
         self._family = FAMILIES[self._file.fields["general.architecture"]]
-        self.architecture = self._with_biases(parse(self._config))
+        self.architecture = self._with_biases(parse(self.config))
         self._zeros = self._missing_biases()
         self.is_tied = self.architecture.is_tied
         check_tensors(self)
@@ -116,7 +116,7 @@ class GgufSource(WeightSource):
         from slipstream.models.torch.transformers_model import model_of
 
         with reading(self.name):
-            config = AutoConfig.for_model(**self._config)
+            config = AutoConfig.for_model(**self.config)
         model = model_of(self, config, is_lent=is_lent, device=device)
         if _ROPE_FACTORS in self._file.tensors:
             rotary = model.base_model.rotary_emb

@@ -15,12 +15,11 @@ from slipstream.models.format.families import require_read
 from slipstream.models.format.folder import quiet_transformers, reading
 from slipstream.models.format.gguf_file import MAX_LAYERS
 from slipstream.models.format.resolve import resolve
-from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
+from slipstream.models.format.tokenizer import find_tokenizer, fitted
 from slipstream.models.loaded import (
     LoadedModel,
     find_sources,
     generation_config,
-    load_tokenizer,
     made_of,
     parse_device,
 )
@@ -53,9 +52,8 @@ def load_target_parts(
         if dtype == FP8:  # the device never has the weights in another type
             scale_linears(model, device, head=model.get_output_embeddings())
             model.to(device)
-        tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
         text = model.config.get_text_config()
-        tokenizer = fitted(tokenizer, path, text.vocab_size)
+        tokenizer = fitted(find_tokenizer(folder, gguf), path, text.vocab_size)
         model = model.eval().requires_grad_(False)
         return made_of(name, path, model, tokenizer, eos_ids(text.eos_token_id))
 
