@@ -21,11 +21,14 @@ LOCKS = ROOT / "locks"
 ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = (2, 36)
 """Version of the C library of the oldest base image, Debian 12."""
-IMAGES, CHECKS = ((3, 12),), ((3, 11), (3, 12))
-"""Versions of Python in images, and in continuous integration."""
+IMAGES, CHECKS = ((3, 11), (3, 12), (3, 13)), ((3, 11), (3, 12))
+"""Versions of Python in images, and in continuous integration. The images have 3.12; those of
+others, made on a base of their own, may have another."""
 TOOLS = ("packaging", "pip-audit==2.10.1", "uv==0.13.9")
 GPU = ("cuda-", "nvidia-", "torch", "triton")
 """What the names of torch and of its libraries for GPUs begin with."""
+TORCH = "transformers"
+"""The lock of what the extra `torch` adds to an engine, beside torch and its libraries."""
 
 Package = dict[str, Any]
 
@@ -49,6 +52,9 @@ FILES = (
         "engine-serve-ray",
         ("--extra", "engine", "--extra", "serve", "--extra", "ray", "pyproject.toml"),
         IMAGES,
+    ),
+    Lock(
+        TORCH, ("--extra", "torch", "--extra", "cuda", "--extra", "serve", "pyproject.toml"), IMAGES
     ),
     Lock("docs", (), CHECKS, ("mkdocs", "mkdocs-material")),
     Lock("dev", ("--extra", "dev", "pyproject.toml"), CHECKS),
@@ -136,10 +142,14 @@ def write(name: str, lock: Lock, packages: Sequence[Package]) -> None:
 def main() -> None:
     for lock in FILES:
         packages = resolved(lock)
-        if lock.name.startswith("engine"):
+        if lock.name == TORCH:
             gpu = [each for each in packages if each["name"].startswith(GPU)]
-            packages = [each for each in packages if each not in gpu]
             write("torch-cuda", lock, gpu)
+            packages = [
+                each for each in packages if each["name"] not in engines and each not in gpu
+            ]
+        elif lock.name == "engine-serve":
+            engines = {each["name"] for each in packages}
         write(lock.name, lock, packages)
 
 
