@@ -140,6 +140,7 @@ def write(name: str, lock: Lock, packages: Sequence[Package]) -> None:
 
 
 def main() -> None:
+    engines: set[str] = set()
     for lock in FILES:
         packages = resolved(lock)
         if lock.name == TORCH:

@@ -201,6 +201,7 @@ def convert(gguf: Path, into: Path) -> None:
         source = GgufSource(gguf, BFLOAT16, is_dense=True)
         names = [*dict(source.architecture.tensors()), *([] if source.is_tied else [HEAD])]
         tensors = {name: np.ascontiguousarray(source.dense(name)) for name in names}
+        into.mkdir(exist_ok=True)
         save_file(tensors, into / WEIGHTS, {"format": "pt"})
         write_json(into / "config.json", {**source.config, "dtype": BFLOAT16.name})
         parts = read_gguf_tokenizer(GgufFile(gguf)).parts()

@@ -26,7 +26,7 @@ from slipstream.models.decision import (
 )
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.format.folder import SHARD_INDEX, WEIGHTS, reading
-from slipstream.models.format.tokenizer import text_tokenizer
+from slipstream.models.format.tokenizer import _read
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_files import save_blocks
 from slipstream.models.glide.glide_weights import (
@@ -42,7 +42,7 @@ from slipstream.models.glide.target_parts import NativeParts, TargetParts
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.loaded import find_source, find_sources, load_tokenizer
+from slipstream.models.loaded import find_source, find_sources
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native.library import NotNative
@@ -173,7 +173,7 @@ def _in_torch(path: Path) -> None:
 
 def _tokenizer(path: Path) -> None:
     """Load a tokenizer, and write and read a text."""
-    tokenizer = text_tokenizer(load_tokenizer(*_sources(path)))
+    tokenizer = _read(*_sources(path))
     tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=True))
 
 

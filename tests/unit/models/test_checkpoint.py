@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from tokenizers import processors
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
-from slipstream.models import loaded, reference
+from slipstream.models import reference
 from slipstream.models.format import tokenizer
-from slipstream.models.format.tokenizer import text_tokenizer
+from slipstream.models.format.tokenizer import find_tokenizer, text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.loaded import require_same_numbering
 from slipstream.models.loading import causal_model, load_model
@@ -150,9 +150,9 @@ def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
 @pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
 def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make):
     make().save_pretrained(checkpoint)
-    first = loaded.find_tokenizer(checkpoint, None)
-    monkeypatch.setattr(loaded, "load_tokenizer", lambda *_: pytest.fail("it was read again"))
-    again = loaded.find_tokenizer(checkpoint, None)
+    first = find_tokenizer(checkpoint, None)
+    monkeypatch.setattr(tokenizer, "_read", lambda *_: pytest.fail("it was read again"))
+    again = find_tokenizer(checkpoint, None)
     assert again.text.parts() == first.text.parts()
     numbers = ("vocab_hash", "num_ids", "eos_token_id")
     assert all(getattr(again, name) == getattr(first, name) for name in numbers)
@@ -163,12 +163,12 @@ def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"json": "{}"}'])
 def test_a_changed_tokenizer_or_one_that_is_kept_broken_is_read_again(checkpoint, content):
-    first = loaded.find_tokenizer(checkpoint, None)
+    first = find_tokenizer(checkpoint, None)
     (kept,) = (checkpoint.parent / "kept").iterdir()
     kept.write_text(content)
-    assert loaded.find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
+    assert find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
     (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
-    assert loaded.find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
+    assert find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
 
 
 @pytest.mark.parametrize("device", ["", "nowhere", "meta", "cuda:99"])
@@ -215,7 +215,7 @@ def test_tokens_added_past_the_embedding_are_left_out(names, load, checkpoint, t
     loaded = load(str(folder))
     assert loaded.num_token_ids == plain.num_token_ids == 259
     assert loaded.tokenizer_hash == plain.tokenizer_hash
-    text = text_tokenizer(loaded.tokenizer)
+    text = loaded.tokenizer
     assert max(text.encode(names[0], add_special_tokens=False)) < 259
     with pytest.raises(InvalidRequest, match="token id 259, not 0 to 258"):
         encode_prompt(text, [1, 259])
