@@ -35,7 +35,7 @@ def entry(name: str, dtype: str) -> tuple[str, dict[str, object]]:
     if odd := [what for what, share, limit in shares if not share < limit]:
         raise ModelError(f"{odd[0]} of {name} in {dtype} differ from transformers' own")
     about = {what: round(share, 5) for what, share, _ in shares}
-    return record_key(source, source.identity()), {
+    return record_key(source), {
         "model": name,
         "weights_type": sizes.weights_type,
         "forward_sha256": forward_digest(found),

@@ -1,6 +1,7 @@
 """Costs of engines of random weights, in the shape of a published model, by torch."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +22,13 @@ from slipstream.drafting.build import DraftModel
 from slipstream.engine.thread import EngineThread
 from slipstream.models.cuda.graphs import num_captures
 from slipstream.models.cuda.layers import scale_linears
-from slipstream.models.dtypes import FP8, choose_dtype
+from slipstream.models.dtypes import CPU, FP8, choose_dtype
 from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.loaded import made_of, parse_device
+from slipstream.models.loaded import find_source, made_of, parse_device
 from slipstream.models.native.checkpoint import CONFIG
+from slipstream.models.native.library import has_kernels
 from slipstream.models.threads import set_num_threads
 from slipstream.models.torch.arrays import start_torch, torch_dtype
 from slipstream.models.torch.loading import require_causal
@@ -84,6 +86,10 @@ def _random_engine(shape: str, options: EngineOptions) -> tuple[Engine, DraftMod
         save_glide(init_from_target(model, config), torch.arange(config.head_size), Path(folder))
         if options.dtype == FP8:
             scale_linears(model, str(model.device), head=model.get_output_embeddings())
+        if options.device == CPU and has_kernels():  # native code reads weights from files
+            files = Path(folder) / "target"
+            model.save_pretrained(files)
+            loaded = replace(loaded, model=find_source(files, None, options.dtype, CPU))
         engine = Engine(loaded, options)
         return engine, engine.draft_model(folder)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from slipstream.core.errors import ModelError
 from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import AUTO, CPU, choose_dtype
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("slipstream.models")
 
-Engine = Literal["native", "torch", "cuda"]
-"""Kind of decoder: native code, torch, or torch in forwards of fixed shape."""
+Engine = Literal["torch", "cuda"]
+"""Kind of decoder of transformers' models: torch, or torch in forwards of fixed shape."""
 
 
 def load_model(
@@ -45,7 +44,13 @@ def load_model(
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
     except NotNative as reason:
         require_torch(f"{path.name} ({reason})")
-        _LOG.info("%s is loaded by transformers: %s", path.name, reason)
+        if device == CPU:
+            _LOG.warning(
+                "torch computes %s: %s. It is slower, near-ties may differ, and it decodes plainly"
+                " unless a request asks for speculation",
+                path.name,
+                reason,
+            )
         from slipstream.models.torch.loading import load_target_parts
 
         return load_target_parts(name, dtype=dtype, device=device, num_ranks=num_ranks)
@@ -73,9 +78,10 @@ def causal_model(
     path: Path | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> CausalModel:
-    """Return a model with the fastest decoder that there is, or with that of an `engine`; it takes
-    the model over, whose modules are swapped in place. One with the weights in `path` is compared
-    with transformers' forward once. Its caches keep the hidden states that `hidden_layers` take in.
+    """Return a model with a decoder: native code over a source of weights, torch over a model of
+    transformers, the fastest that its device has or that of an `engine`. It takes the model over,
+    whose modules are swapped in place. One with the weights in `path` is checked once. Its caches
+    keep the hidden states that `hidden_layers` take in.
 
     All ranks of a `split` model do so together, and rank 0, which alone has workers, drives them.
     Raises `ModelError` for a model, and `InvalidRequest` for numerics or layers, that can't be
@@ -90,12 +96,11 @@ def causal_model(
         computed = f"{sizes.weights_type} {numerics} {engine} {ranks and ranks.size}"
         mark = None if ranks and ranks.rank else mark_of(model, path, computed)
         known_states = ReferenceCheck(model, sizes.vocab_size, mark, ranks)
-        found = _native(model, sizes, engine) if split is None else None
-        if found is None:
+        if isinstance(model, WeightSource):
+            found = CausalModel(NativeDecoder(model, sizes.layout), sizes)
+        else:
             from slipstream.models.torch.choice import torch_decoder
 
-            assert not isinstance(model, WeightSource), "native code computes what was read for it"
-            assert engine != "native", "which was refused"
             own = torch_decoder(model, sizes, numerics=numerics, engine=engine, split=split)
             found = CausalModel(own, sizes)
     known_states.check(found.sample, sizes)
@@ -104,29 +109,3 @@ def causal_model(
 
         found.decoder = driven(found.decoder, split)
     return found
-
-
-def _native(
-    model: "WeightSource | PreTrainedModel", sizes: ModelSizes, engine: Engine | None
-) -> CausalModel | None:
-    if engine not in (None, "native"):
-        return None
-    if isinstance(model, WeightSource):
-        return CausalModel(NativeDecoder(model, sizes.layout), sizes)
-    from slipstream.models.native.in_memory import InMemory
-
-    try:
-        source = InMemory(model)
-        sizes = replace(sizes, context_length=source.architecture.context_length)
-        return CausalModel(NativeDecoder(source, sizes.layout), sizes)
-    except NotNative as reason:
-        if engine is not None:
-            raise ModelError(f"the engine is {engine}, but {reason}") from None
-        if sizes.layout.device == CPU:
-            _LOG.warning(
-                "torch computes %s: %s. It is slower, near-ties may differ, and it decodes plainly"
-                " unless a request asks for speculation",
-                sizes.name,
-                reason,
-            )
-        return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.core.errors import ModelError
-from slipstream.models.dtypes import CPU, FP8, Array
+from slipstream.models.dtypes import FP8, Array
 from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.digests import bytes_digest, file_digest, weights_digest
 from slipstream.models.format.folder import brief
@@ -129,22 +129,20 @@ def forward_digest(found: tuple[Array, Array]) -> str:
 
 def recorded(source: WeightSource) -> str | None:
     """Return the digest of the forward of known weights; None for others."""
-    if (identity := source.identity()) is None:
-        return None
-    found: str | None = _forwards().get(record_key(source, identity))
+    found: str | None = _forwards().get(record_key(source), {}).get("forward_sha256")
     return found
 
 
-def record_key(source: WeightSource, identity: str) -> str:
+def record_key(source: WeightSource) -> str:
     """Return the name of a forward in the file of `FORWARDS`: weights, architecture, types."""
-    weights, _, _ = identity.partition(" ")
+    weights = str(source.identity()).split(maxsplit=1)[0]
     return f"{weights} {source.architecture.digest()[:16]} {source.weights_type()}"
 
 
 @cache
 def _forwards() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(FORWARDS.read_text(encoding="utf-8"))
-    return {key: entry["forward_sha256"] for key, entry in found.items()}
+    return found
 
 
 def _without_numbers(source: WeightSource) -> str:
@@ -173,13 +171,7 @@ def mark_of(
     if path is None:
         return None
     config = bytes_digest(model.config.to_json_string().encode())  # has transformers' version
-    return f"forward of {weights_digest(path)} {config} {_computer(model)} {computed}"
-
-
-def _computer(model: "PreTrainedModel") -> str:
-    if model.device.type == CPU:
-        return _native() if library.has_kernels() else CPU
-    return device_name(str(model.device))
+    return f"forward of {weights_digest(path)} {config} {device_name(str(model.device))} {computed}"
 
 
 @cache

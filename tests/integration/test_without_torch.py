@@ -1,57 +1,98 @@
-"""Laws of a start without torch: with native targets and drafts nothing imports it."""
+"""Laws of an installation without torch and transformers: native targets and drafts run there as
+everywhere, and what needs torch says so."""
 
+import os
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from slipstream.models.native import library
-from support.commands import ran_python
+from slipstream.models.torch.loading import load_target_parts
+from support.commands import IMPORT_PATH, ran_python
+from support.models import tiny_eagle
 from support.models.tiny_checkpoint import save_checkpoint, save_draft
 
-ROOT = Path(__file__).resolve().parents[2]
+needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 GENERATE = """
 import sys
 from slipstream.client import Client, SamplingParams, SpeculationOptions, Mode
 
 ALWAYS = SpeculationOptions(mode=Mode.FORCED)
-with Client.embedded(sys.argv[1], sys.argv[2]) as client:
+with Client.embedded(sys.argv[1], sys.argv[2], profile=None) as client:
     for sampling in (
         SamplingParams(),
         SamplingParams(temperature=1.0, seed=3),
         SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1),
     ):
         result = client.generate([5, 80, 6], max_tokens=12, sampling=sampling, speculation=ALWAYS)
-        assert result.token_ids and result.stats.speculation.num_draft_tokens
+        assert result.stats.speculation.num_draft_tokens
+        sys.stdout.write(f"{result.token_ids} ")
     client.generate([5, 80, 6], max_tokens=4, logprobs=2)
 sys.stdout.write(" ".join(sorted({"torch", "transformers"} & set(sys.modules))))
 """
+SERVICES = """
+import sys
+import slipstream_draft.__main__, slipstream_router.__main__, slipstream_target.__main__
+sys.stdout.write(" ".join(sorted({"torch", "transformers"} & set(sys.modules))))
+"""
+COMMAND = "import sys; from slipstream.cli.main import run; run(sys.argv[1:])"
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     target = save_checkpoint(folder / "target")
-    return str(target), str(save_draft(target, folder / "draft"))
+    drafts = {"glide": str(save_draft(target, folder / "draft"))}
+    head = tiny_eagle.save_for(load_target_parts(str(target)).model, folder / "head")
+    return str(target), drafts | {"eagle3": f"eagle3:{head}", "vanilla": f"vanilla:{target}"}
 
 
-def imported(program, pair, cache):
-    """Run a program in a process of its own; what it says that it imported."""
-    done = ran_python("-c", program, *pair, SLIPSTREAM_CACHE=str(cache))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def torchless(tmp_path_factory):
+    """A folder with all packages of this environment but those of the extra torch."""
+    folder, packages = tmp_path_factory.mktemp("packages"), sysconfig.get_path("purelib")
+    for path in Path(packages).iterdir():
+        if path.name.partition("-")[0] not in ("accelerate", "torch", "transformers", "triton"):
+            (folder / path.name).symlink_to(path)
+    return os.pathsep.join([IMPORT_PATH, str(folder)])
 
 
-@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
-def test_after_its_first_start_a_native_pair_generates_without_torch(pair, tmp_path):
-    first, again = (imported(GENERATE, pair, tmp_path) for _ in range(2))
-    assert first == "torch transformers", "the forward is compared with transformers' once"
-    assert again == ""
+def ran_without(torchless, cache, *words, **more):
+    return ran_python("-S", *words, PYTHONPATH=torchless, SLIPSTREAM_CACHE=str(cache), **more)
 
 
-def test_services_are_imported_without_torch(pair, tmp_path):
-    program = """
-import sys
-import slipstream_draft.__main__, slipstream_router.__main__, slipstream_target.__main__
-sys.stdout.write(" ".join(sorted({"torch", "transformers"} & set(sys.modules))))
-"""
-    assert imported(program, pair, tmp_path) == ""
+@needs_native
+@pytest.mark.parametrize("kind", ["glide", "eagle3", "vanilla"])
+def test_a_native_pair_generates_the_same_tokens_where_torch_is_not_installed(
+    kind, pair, torchless, tmp_path
+):
+    words = ("-c", GENERATE, pair[0], pair[1][kind])
+    first, again = (ran_without(torchless, tmp_path / "without", *words) for _ in range(2))
+    whole = ran_python(*words, SLIPSTREAM_CACHE=str(tmp_path / "with"))
+    assert first.returncode == whole.returncode == 0, first.stderr + whole.stderr
+    assert whole.stdout == f"{first.stdout}torch transformers", "it is compared with transformers'"
+    assert "is not compared with transformers', which is not installed: pip" in first.stderr
+    assert (again.stdout, again.stderr) == (first.stdout, ""), "which is said once"
+
+
+def test_services_are_imported_without_torch(torchless, tmp_path):
+    assert ran_without(torchless, tmp_path, "-c", SERVICES).stdout == ""
+    assert ran_python("-c", SERVICES).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "subject"),
+    [
+        (("generate", "--target", "TARGET", "--device", "cuda", "a"), "the device 'cuda' needs"),
+        (("generate", "--target", "TARGET", "--dtype", "float16", "a"), "(float16 has no native"),
+        (("train", "glide"), "this needs torch"),
+        (("bench", "cost", "--shape", "llama-3-8b"), "this needs torch"),
+    ],
+)
+def test_what_needs_torch_says_what_to_install(words, subject, pair, torchless, tmp_path):
+    words = [pair[0] if word == "TARGET" else word for word in words]
+    done = ran_without(torchless, tmp_path, "-c", COMMAND, *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert subject in done.stderr
+    assert done.stderr.endswith("pip install 'slipstream[torch]'\n")

@@ -19,8 +19,11 @@ WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-_TOKENIZERS = (TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt")
 _NO_CONFIG = "no config.json"
+_CONVERT = (
+    'transformers makes one of other files: `python -c "from transformers import AutoTokenizer as'
+    " t; t.from_pretrained('.').save_pretrained('.')\"` in the directory"
+)
 PICKLED = (
     'pickled weights are never loaded; convert them with `python -c "import torch,'
     " safetensors.torch as s; s.save_file(torch.load('pytorch_model.bin', 'cpu',"
@@ -43,8 +46,8 @@ def missing_part(folder: Path, *, has_tokenizer: bool = True) -> str | None:
         return f"several GGUF files, of which one must be named: {files}" if files else _NO_CONFIG
     if lack := _missing_weights(folder):
         return lack
-    if has_tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
-        return "no tokenizer"
+    if has_tokenizer and not (folder / TOKENIZER).is_file():
+        return f"no {TOKENIZER} ({_CONVERT})"
     return None
 
 

@@ -1,7 +1,7 @@
 """Tokenizers of models: read from tokenizer.json or GGUF files, and kept ready in one file each.
 
 A directory's tokenizer.json is read as the `tokenizers` library has it, with the tokens and roles
-that tokenizer_config.json adds. Files of other kinds are converted by transformers.
+that tokenizer_config.json adds.
 """
 
 import hashlib
@@ -9,29 +9,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from slipstream.config import tokenizers_dir
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.format.digests import file_digest, weights_digest
-from slipstream.models.format.folder import (
-    TEMPLATE,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    quiet_transformers,
-    reading,
-)
+from slipstream.models.format.folder import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, reading
 from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
-from slipstream.models.machine import TRANSFORMERS, release, require_torch, write_kept
 from slipstream.models.machine import read_kept as read_file
+from slipstream.models.machine import release, write_kept
 from slipstream.text.template import default_template
 from slipstream.text.tokenizer import TextTokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _MORE_TEMPLATES = "additional_chat_templates"
 _ROLES_FILE, _ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
@@ -46,8 +37,7 @@ _READING = 4
 def find_tokenizer(folder: Path, gguf: Path | None) -> "NumberedTokenizer":
     """Return the tokenizer of a model: as it was kept, or as its files have it now.
 
-    Raises `WeightsError`, and `ModelMismatch` for one that the `tokenizers` library can't stand
-    in for.
+    Raises `WeightsError`, and `ModelMismatch` for one that reads special tokens as plain text.
     """
     return read_kept(folder, gguf) or _keep(_read(folder, gguf), folder, gguf)
 
@@ -56,7 +46,7 @@ def _read(folder: Path, gguf: Path | None) -> TextTokenizer:
     with reading(f"the tokenizer in {folder}"):
         if gguf:
             return read_gguf_tokenizer(GgufFile(gguf))
-        found = _of_folder(folder) if (folder / TOKENIZER).is_file() else _converted(folder)
+        found = _of_folder(folder)
         if (last := max(found.ids(), default=0)) >= MAX_STRINGS:  # loops go through all numbers
             raise WeightsError(
                 f"the tokenizer in {folder} has the id {last}, but {MAX_STRINGS - 1} is the most"
@@ -68,7 +58,11 @@ def _of_folder(folder: Path) -> TextTokenizer:
     config = _object(folder / TOKENIZER_CONFIG)
     if "added_tokens_decoder" not in config:  # as older files name roles and tokens
         config |= _object(folder / _ROLES_FILE)
-    _require_special(config, folder.name)
+    if config.get("split_special_tokens"):
+        raise ModelMismatch(
+            f"{folder.name} reads special tokens as plain text, which chat templates can't work"
+            " with"
+        )
     roles = {name: _content(config[name]) for name in _ROLES if config.get(name)}
     backend = Tokenizer.from_file(str(folder / TOKENIZER))
     backend.add_tokens(list(_added_tokens(folder, config, roles)))
@@ -115,46 +109,6 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> Any:
     found = {name: it.read_text(encoding="utf-8") for name, it in files.items() if it.is_file()}
     given = found or config.get("chat_template")
     return {it["name"]: it["template"] for it in given} if isinstance(given, list) else given
-
-
-def _require_special(config: Mapping[str, Any], name: str) -> None:
-    if config.get("split_special_tokens"):
-        raise ModelMismatch(
-            f"{name} reads special tokens as plain text, which chat templates can't work with"
-        )
-
-
-def _converted(folder: Path) -> TextTokenizer:
-    require_torch(f"the tokenizer in {folder}, which has no {TOKENIZER},")
-    from transformers import AutoTokenizer
-
-    with quiet_transformers():
-        return text_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
-
-
-def text_tokenizer(tokenizer: Any) -> TextTokenizer:
-    """Return a tokenizer of transformers without it; of several chat templates, the default one.
-
-    Raises `ModelMismatch` for a tokenizer that the `tokenizers` library can't stand in for.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    name = type(tokenizer).__name__
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ModelMismatch(f"{name} is no tokenizer of the tokenizers library, which is needed")
-    _require_special({"split_special_tokens": tokenizer.split_special_tokens}, name)
-    return TextTokenizer.from_parts(
-        _json(tokenizer), default_template(tokenizer.chat_template), tokenizer.special_tokens_map
-    )
-
-
-def _json(tokenizer: "PreTrainedTokenizerFast") -> bytes:
-    try:
-        return tokenizer.backend_tokenizer.to_str().encode()
-    except Exception as error:  # parts written in Python have no JSON
-        raise ModelMismatch(
-            f"{type(tokenizer).__name__} has parts that can't leave this process ({error})"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +190,7 @@ def _keep(text: TextTokenizer, folder: Path, gguf: Path | None) -> NumberedToken
 
 def _path(folder: Path, gguf: Path | None) -> Path:
     """The file that a tokenizer is kept in: its name is a digest of all that it depends on."""
-    digest = hashlib.sha256(f"{release(TRANSFORMERS)} {release('tokenizers')} {_READING}".encode())
+    digest = hashlib.sha256(f"{release('tokenizers')} {_READING}".encode())
     if gguf is not None:
         digest.update(weights_digest(gguf).encode())
     else:

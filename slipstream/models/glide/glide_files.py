@@ -5,12 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from slipstream.files import write_json, write_whole
 from slipstream.models.format.digests import file_digest
-from slipstream.models.format.folder import reading
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_weights import (
@@ -21,6 +20,7 @@ from slipstream.models.glide.glide_weights import (
     VOCAB,
     GlideBlocks,
     GlideWeights,
+    read_arrays,
     read_parameters,
 )
 from slipstream.models.torch.arrays import TORCH_DTYPES, as_tensor
@@ -71,6 +71,4 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) ->
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; WeightsError when it is missing or broken."""
-    with reading(path):
-        tensors: dict[str, Tensor] = load_file(path)
-    return tensors
+    return {name: as_tensor(values) for name, values in read_arrays(path).items()}

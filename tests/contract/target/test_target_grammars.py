@@ -13,13 +13,13 @@ from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
-from slipstream.models.loading import causal_model
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.verifying.build import BuiltTarget, build_target
 from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING
 from support.models import tiny
 from support.models.batches import batched, held
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, grammars, ids, regex
+from support.models.in_memory import causal_model
 from support.models.tiny_checkpoint import tiny_llama
 from support.services import fleet
 

@@ -132,9 +132,9 @@ def _checked(random: Random, about: Any, whole: bytearray) -> Any:
 
 
 def _bytes_and_pieces() -> list[Any]:
-    from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
+    from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, text_tokenizer
 
-    return [kept_tokenizers.text_tokenizer(make()) for make in (byte_tokenizer, piece_tokenizer)]
+    return [text_tokenizer(make()) for make in (byte_tokenizer, piece_tokenizer)]
 
 
 @cache

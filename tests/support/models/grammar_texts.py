@@ -4,10 +4,9 @@ import json
 import random
 
 from slipstream.core.grammar import Grammar, GrammarKind
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.verifying.grammar_constraint import GrammarConstraint
 from slipstream.verifying.grammars import Grammars
-from support.models.tiny_checkpoint import byte_tokenizer
+from support.models.tiny_checkpoint import byte_tokenizer, text_tokenizer
 
 EOS = 0
 STOPS = frozenset({EOS})

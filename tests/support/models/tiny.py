@@ -17,12 +17,12 @@ from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.kv.batch import Part
-from slipstream.models.loading import Engine, causal_model
 from slipstream.models.torch.arrays import as_array, numpy_dtype
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.memory import KvMemory
 from slipstream.verifying.meter import StepCost
 from support.cuda import operators  # noqa: F401
+from support.models.in_memory import causal_model
 
 VOCAB = 48
 EOS = 0
@@ -59,7 +59,7 @@ def causal(
     dtype: torch.dtype = torch.float32,
     numerics: str = "auto",
     seed: int = 0,
-    engine: Engine | None = None,
+    engine: str | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> CausalModel:
     model = hf_model(family, dtype=dtype, seed=seed)

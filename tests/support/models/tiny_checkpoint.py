@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.torch.loading import load_target_parts
+from slipstream.text.template import default_template
+from slipstream.text.tokenizer import TextTokenizer
 
 WEIGHTS = "model.safetensors"
 SPECIAL = ("<|end|>", "<|user|>", "<|bot|>")
@@ -57,6 +59,12 @@ def piece_tokenizer() -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
     fast.chat_template = "{{ bos_token }}" + TEMPLATE + "{{ eos_token }}"
     return fast
+
+
+def text_tokenizer(fast: PreTrainedTokenizerFast) -> TextTokenizer:
+    """The same tokenizer without transformers."""
+    parts = fast.backend_tokenizer.to_str().encode(), default_template(fast.chat_template)
+    return TextTokenizer.from_parts(*parts, fast.special_tokens_map)
 
 
 def tiny_llama(

@@ -15,8 +15,8 @@ from slipstream.core.run import Run
 from slipstream.core.types import Shape, Verification
 from slipstream.drafting.engine import LocalDraft
 from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.loading import causal_model
 from support.models import tiny
+from support.models.in_memory import causal_model
 
 FACTS = ModelFacts("tiny", tiny.VOCAB, 512, frozenset(), max_logprobs=MAX_LOGPROBS)
 PROMPT = (7, 3, 9, 7, 3, 9, 7, 3)

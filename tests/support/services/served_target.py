@@ -17,7 +17,6 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.cache import view_layout
-from slipstream.models.loading import causal_model
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
 from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes
@@ -33,6 +32,7 @@ from slipstream.verifying.engine import LocalTarget
 from slipstream_target.__main__ import layout_to_pb
 from slipstream_target.servicer import SERVICE, TargetServicer, register
 from support.models import tiny
+from support.models.in_memory import causal_model
 from support.services.background import serving
 
 LIMIT_S = 60

@@ -18,9 +18,9 @@ from slipstream.core.request.results import collected
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.likelihood import token_logprob
-from slipstream.models.loading import causal_model
 from support.models import tiny
 from support.models.batches import batched, guess, session_of
+from support.models.in_memory import causal_model
 from support.models.tiny_runs import FACTS, PROMPT, WAYS, Letters, run_of
 
 LOSSLESS = [*((way, "vanilla") for way in WAYS if way != "roots"), ("chain", "ngram")]

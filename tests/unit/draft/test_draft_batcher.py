@@ -13,9 +13,9 @@ from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import CHUNK, DraftRequest
 from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
 from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.loading import causal_model
 from slipstream.models.scorer import Sync
 from support.models import tiny
+from support.models.in_memory import causal_model
 from support.services import draft_crowd
 from support.services.draft_crowd import PROFILE, Keys, alone, asked, batched, engine, same
 

@@ -13,10 +13,10 @@ from tokenizers import processors
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models import reference
 from slipstream.models.format import tokenizer
-from slipstream.models.format.tokenizer import find_tokenizer, text_tokenizer
+from slipstream.models.format.tokenizer import find_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.loaded import require_same_numbering
-from slipstream.models.loading import causal_model, load_model
+from slipstream.models.loading import load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
@@ -26,6 +26,7 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.token_bytes import same_numbering
 from support.models import tiny
+from support.models.in_memory import causal_model
 from support.models.tiny_checkpoint import (
     WEIGHTS,
     byte_tokenizer,
@@ -34,6 +35,7 @@ from support.models.tiny_checkpoint import (
     piece_tokenizer,
     save_checkpoint,
     save_model,
+    text_tokenizer,
 )
 
 LOADERS = (load_model, load_target_parts)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.config import NATIVE_VARIABLE
-from slipstream.core.errors import InvalidRequest, ModelError
+from slipstream.core.errors import InvalidRequest
 from slipstream.models.native import library
 from slipstream.models.native.library import NotNative
 from support.commands import ran_python
@@ -111,15 +111,6 @@ def test_the_compiler_has_the_tags_platform(hatch_build, monkeypatch, python, ta
         monkeypatch.setenv("MACOSX_DEPLOYMENT_TARGET", target)
     assert hatch_build.platform_tag() == tag
     assert hatch_build._macos_flags() == flags
-
-
-def test_other_architectures_are_torchs_and_the_log_says_why(caplog):
-    caplog.set_level("INFO", "slipstream.models")
-    model = tiny.causal("gpt-neox")
-    assert model.engine == "torch"
-    assert "have no native forward" in caplog.text
-    with pytest.raises(ModelError, match=r"the engine is native, but models of type .* have no"):
-        tiny.causal("gpt-neox", engine="native")
 
 
 def test_switched_off_torch_computes_and_kernels_that_are_not_there_are_refused(monkeypatch):

@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.glide.load import load_parts
-from slipstream.models.loading import causal_model, load_model
+from slipstream.models.loading import load_model
 from slipstream.models.native.checkpoint import is_fp8
 from slipstream.models.torch.loading import check_ranks, load_target_parts
 from support.models import tiny
+from support.models.in_memory import causal_model
 from support.models.tiny_checkpoint import WEIGHTS, change_config, change_weights, save_checkpoint
 
 LOADERS = (load_model, load_target_parts)

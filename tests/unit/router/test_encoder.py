@@ -12,11 +12,10 @@ import pytest
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.request.prompt import PLAIN_FORM, PromptForm
 from slipstream.core.request.tools import Tool
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.worker import load_request
 from slipstream_router.encoder import TextWorker, open_text
-from support.models.tiny_checkpoint import TEMPLATE, byte_tokenizer
+from support.models.tiny_checkpoint import TEMPLATE, byte_tokenizer, text_tokenizer
 from support.services.background import until
 from support.services.hostile_templates import HOSTILE, LOOP
 from support.services.processes import kill, text_workers

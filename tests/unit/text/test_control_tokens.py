@@ -10,10 +10,9 @@ from transformers import AutoTokenizer
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.prompt import PromptForm
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.prompts import encode_prompt
-from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
+from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, text_tokenizer
 
 RAW = PromptForm(raw=True)
 

@@ -7,11 +7,10 @@ import pytest
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.prompt import PromptForm, checked_prompt
 from slipstream.core.request.tools import Tool, ToolFormat
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.text.tool_prompt import TOOL_FORMATS, format_of
-from support.models.tiny_checkpoint import byte_tokenizer
+from support.models.tiny_checkpoint import byte_tokenizer, text_tokenizer
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
 KNOWING = (

@@ -9,10 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from slipstream.core.errors import PromptTooLong
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.template import ChatTemplate
 from slipstream.text.tokenizer import PIECE_CHARS, TextTokenizer, TokenizerParts
-from support.models.tiny_checkpoint import byte_tokenizer
+from support.models.tiny_checkpoint import byte_tokenizer, text_tokenizer
 
 
 def word_pieces():

@@ -5,16 +5,15 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.format.tokenizer import text_tokenizer
+from slipstream.core.errors import InvalidRequest, WeightsError
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 from support.commands import ROOT
-from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
+from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, text_tokenizer
 
 LIBRARY = ROOT / "slipstream"
 TEXTS = [
@@ -170,28 +169,6 @@ def test_without_a_chat_template_there_is_only_raw_text(template):
     with pytest.raises(InvalidRequest, match="no chat template"):
         encode_prompt(tokenizer, "a")
     assert encode_prompt(tokenizer, [5]) == (5,)
-
-
-class Custom:
-    """A pre-tokenizer in Python."""
-
-    def pre_tokenize(self, pretok):
-        raise NotImplementedError
-
-
-def test_a_tokenizer_that_only_transformers_can_run_is_refused():
-    with pytest.raises(ModelMismatch, match="ByT5Tokenizer"):
-        text_tokenizer(ByT5Tokenizer())
-    foreign = byte_tokenizer()
-    foreign.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Custom())
-    with pytest.raises(ModelMismatch, match="can't leave this process"):
-        text_tokenizer(foreign)
-    with pytest.raises(ModelMismatch, match="plain text"):
-        text_tokenizer(
-            PreTrainedTokenizerFast(
-                tokenizer_object=byte_tokenizer().backend_tokenizer, split_special_tokens=True
-            )
-        )
 
 
 def joined(text, ids):

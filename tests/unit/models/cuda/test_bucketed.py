@@ -17,10 +17,10 @@ from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Draw, Part
-from slipstream.models.loading import causal_model
 from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.packing import Buckets, ForwardShape, row_steps
 from support.models import tiny
+from support.models.in_memory import causal_model
 
 pytestmark = pytest.mark.gpu
 NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))

@@ -11,8 +11,8 @@ from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.format.architecture import context_length, parse
 from slipstream.models.format.rope import Rotary, rotary_tables
-from slipstream.models.loading import causal_model
 from slipstream.models.native.library import NotNative
+from support.models.in_memory import causal_model
 
 SIZES = {
     **{"vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},

@@ -23,7 +23,7 @@ from slipstream.models.format import tokenizer
 from slipstream.models.format.architecture import parse
 from slipstream.models.format.families import FORMS, account_fields, defaults, fields_of
 from slipstream.models.format.rope import ORIGINAL
-from slipstream.models.loading import causal_model, load_model
+from slipstream.models.loading import load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
@@ -31,6 +31,7 @@ from slipstream.models.native.library import NotNative
 from slipstream.models.torch.loading import load_target_parts
 from support.models import families, tiny
 from support.models.families import OPTIONS, SIZES, family_model
+from support.models.in_memory import causal_model
 from support.models.tiny_checkpoint import change_config, save_model
 
 has_kernels = library.PATH.is_file()

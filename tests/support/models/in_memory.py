@@ -1,7 +1,4 @@
-"""Weights of a transformers model in memory, for native code.
-
-What has another form than the native forward computes is refused with a reason.
-"""
+"""Weights of a transformers model in memory, for native code: tests need no files then."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,19 +6,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.models.causal import CausalModel
 from slipstream.models.dtypes import Array
-from slipstream.models.format.architecture import Architecture, parse
+from slipstream.models.format.architecture import parse
 from slipstream.models.format.rope import Rotary
-from slipstream.models.native.library import NotNative
+from slipstream.models.loading import causal_model as loaded_model
+from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights, of_type
 from slipstream.models.torch.arrays import as_array, numpy_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_SILUS = {"SiLU", "SiLUActivation"}
-_GELUS = {"GELUTanh", "NewGELUActivation"}
 
 
 class InMemory(WeightSource):
@@ -36,7 +32,6 @@ class InMemory(WeightSource):
         biases = (name for name, _ in arch.linears() if self.has(f"model.layers.0.{name}.bias"))
         scale = getattr(self._model.get_input_embeddings(), "embed_scale", arch.embedding_scale)
         self.architecture = replace(arch, biases=frozenset(biases), embedding_scale=float(scale))
-        _check_modules(model, self.architecture)
         self.name, self.dtype = type(model).__name__, numpy_dtype(model.dtype)
         own: Any = self._model.base_model.rotary_emb
         kinds = [""] if len(arch.ropes) == 1 else ["full_attention_", "sliding_attention_"]
@@ -72,40 +67,18 @@ class InMemory(WeightSource):
         return weight
 
 
+def causal_model(model: Any, *, engine: Any = None, **options: Any) -> CausalModel:
+    """A transformers model, by native code where that can compute it; `engine` is as in
+    `loading.causal_model`, or native."""
+    if engine in (None, "native") and not isinstance(model, WeightSource):
+        try:
+            kernels()
+            return loaded_model(InMemory(model), **options)
+        except NotNative:
+            assert engine is None
+    return loaded_model(model, engine=engine, **options)
+
+
 def _rotary(module: Any, kind: str) -> Rotary:
     frequencies: Tensor = getattr(module, f"{kind}inv_freq")
     return Rotary(as_array(frequencies.float()), getattr(module, f"{kind}attention_scaling"))
-
-
-def _check_modules(model: Any, arch: Architecture) -> None:
-    body = model.base_model
-    parts = {"embed_tokens", "layers", "norm", "rotary_emb"}
-    if {name for name, _ in body.named_children()} != parts:
-        raise NotNative(f"{type(model).__name__} has parts besides layers and norms")
-    if not _is_norm(body.norm):
-        raise NotNative(f"its norm is a {type(body.norm).__name__}")
-    for layer in body.layers:
-        _check_layer(layer, arch)
-
-
-def _check_layer(layer: nn.Module, arch: Architecture) -> None:
-    """Check that a layer has the tensors of the architecture, in modules of the usual kind."""
-    first = "model.layers.0."
-    expected = set(arch.layer(0))
-    own = {(first + name, tuple(weight.shape)) for name, weight in layer.named_parameters()}
-    if odd := sorted(own ^ expected):
-        raise NotNative(f"its layers differ in {odd[0][0]}")
-    for name, module in layer.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.Dropout) or name in ("", "self_attn", "mlp"):
-            continue
-        if name in ("mlp.act_fn", "mlp.activation_fn"):
-            if kind not in (_GELUS if arch.is_gelu else _SILUS):
-                raise NotNative(f"its MLP is gated by {kind}")
-        elif type(module) is not nn.Linear and not _is_norm(module):
-            raise NotNative(f"its {name} is a {kind}")
-
-
-def _is_norm(module: object) -> bool:
-    is_named = type(module).__name__.endswith("RMSNorm")
-    return is_named and (hasattr(module, "variance_epsilon") or hasattr(module, "eps"))
