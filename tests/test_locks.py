@@ -3,6 +3,7 @@
 import re
 import tomllib
 from importlib.metadata import distribution
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from support.deployment.dockerfile import Workshop, stages
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ENGINES = {"engine-serve": ("serve",), "engine-serve-ray": ("serve", "ray")}
-EXTRAS = {**ENGINES, "dev": ("dev",)}
+ENGINES = {"engine-serve": ("engine", "serve"), "engine-serve-ray": ("engine", "serve", "ray")}
+EXTRAS = {**ENGINES, "dev": ("dev",), "transformers": ("cuda", "serve")}
 """Locks of the package itself, each with its extras."""
+MORE = {"transformers": ("engine-serve", "torch-cuda")}
+"""Locks that are installed beside another."""
 GPU = ("cuda-", "nvidia-", "triton")
 LINE = re.compile(r"#.*|[\w.-]+==[\w.+]+( ; [^\\]+)?( \\)?|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
@@ -30,9 +33,9 @@ def constraints():
 
 
 def locked(name):
-    """A lock with what is installed beside it: an engine's image has torch by another one."""
-    more = lock_files.read("torch-cuda") if name in ENGINES else {}
-    return {**lock_files.read(name), **more}
+    """A lock with what is installed beside it."""
+    more = (lock_files.read(other) for other in MORE.get(name, ()))
+    return dict(chain(lock_files.read(name).items(), *(other.items() for other in more)))
 
 
 def asked(extras):
@@ -107,6 +110,13 @@ def test_torch_for_cpus_is_the_version_that_is_tested_built_for_cpus():
 def test_an_image_for_cpus_has_no_library_for_gpus():
     for name in (*ENGINES, "router", "torch-cpu"):
         assert [at for at in lock_files.read(name) if at.startswith(GPU)] == []
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_needs_neither_torch_nor_transformers(name):
+    needed = {canonicalize_name(each.name) for each in asked(ENGINES[name])}
+    for names in (needed, lock_files.read(name), locked(name)):
+        assert not {"torch", "transformers", "accelerate", "sympy"} & set(names)
 
 
 def test_the_routers_lock_is_its_list():

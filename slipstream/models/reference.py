@@ -129,7 +129,7 @@ def forward_digest(found: tuple[Array, Array]) -> str:
 
 def recorded(source: WeightSource) -> str | None:
     """Return the digest of the forward of known weights; None for others."""
-    found: str | None = _forwards().get(record_key(source), {}).get("forward_sha256")
+    found: str | None = known_forwards().get(record_key(source), {}).get("forward_sha256")
     return found
 
 
@@ -140,7 +140,8 @@ def record_key(source: WeightSource) -> str:
 
 
 @cache
-def _forwards() -> dict[str, Any]:
+def known_forwards() -> dict[str, Any]:
+    """Return the file of `FORWARDS`."""
     found: dict[str, Any] = json.loads(FORWARDS.read_text(encoding="utf-8"))
     return found
 

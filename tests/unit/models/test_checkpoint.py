@@ -1,7 +1,10 @@
 """A checkpoint loads whole and as asked, by native code with the bits of the model in memory, or is
 refused with the reason. No pickles, no code."""
 
+import json
+import runpy
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import processors
+from transformers import AutoTokenizer
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models import reference
@@ -25,6 +29,7 @@ from slipstream.models.torch import transformers_model
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.token_bytes import same_numbering
+from support.commands import ROOT
 from support.models import tiny
 from support.models.in_memory import causal_model
 from support.models.tiny_checkpoint import (
@@ -147,6 +152,60 @@ def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
     for _ in range(2):
         with pytest.raises(ModelError, match="hidden states differ from transformers' own"):
             causal_model(load_model(str(checkpoint)).model)
+
+
+@needs_native
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-q4_1"])
+def test_known_weights_have_the_recorded_forward_and_transformers_has_it_nearly(name, real_model):
+    entry = runpy.run_path(str(ROOT / ".ci/forwards.py"))["entry"]
+    key, own = entry(name, "auto")
+    known = json.loads(reference.FORWARDS.read_text())[key]
+    assert own["forward_sha256"] == known["forward_sha256"]
+    assert own["differences"].keys() == known["differences"].keys()
+
+
+@needs_native
+def test_a_forward_is_held_to_the_digest_that_was_recorded_for_its_weights(
+    checkpoint, monkeypatch, tmp_path
+):
+    def start():
+        causal_model(load_model(str(checkpoint)).model)
+
+    source = load_model(str(checkpoint)).model
+    own = reference.forward_digest(causal_model(source).sample())
+    monkeypatch.setattr(reference, "FORWARDS", tmp_path / "forwards.json")
+    monkeypatch.setattr(transformers_model, "computed_states", lambda *_: pytest.fail("compared"))
+    for digest in (own, own[::-1]):
+        reference.known_forwards.cache_clear()
+        entry = {reference.record_key(source): {"forward_sha256": digest}}
+        reference.FORWARDS.write_text(json.dumps(entry))
+        monkeypatch.setattr(reference, "this_machine", lambda: Measurements(None))
+        with nullcontext() if digest == own else pytest.raises(ModelError, match="were recorded"):
+            start()
+    change_weights(checkpoint, **{"model.norm.weight": torch.full((32,), 0.5)})
+    with pytest.raises(pytest.fail.Exception, match="compared"):
+        start()  # other weights are others
+    reference.known_forwards.cache_clear()
+
+
+def test_files_name_tokens_beside_those_of_tokenizer_json(checkpoint):
+    plain = find_tokenizer(checkpoint, None)
+    path = checkpoint / "tokenizer_config.json"
+    named = {"bos_token": "<b>", "extra_special_tokens": ["<c>"], "chat_template": "old"}
+    added = {"260": {"content": "<d>", "special": False}, "259": {"content": "<b>"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
+    (checkpoint / "added_tokens.json").write_text('{"<b>": 259, "<d>": 260}')
+    for fields in ({}, {"added_tokens_decoder": added}):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+        own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
+        text = "a<b> <c><d>"
+        assert own.text.encode(text, add_special_tokens=True) == theirs.encode(text)
+        assert own.text.parts().special_tokens == theirs.special_tokens_map
+        assert own.text.chat_template == theirs.chat_template == plain.text.chat_template
+    path.write_text('{"split_special_tokens": true}')
+    with pytest.raises(ModelMismatch, match="reads special tokens as plain text"):
+        find_tokenizer(checkpoint, None)
 
 
 @pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
