@@ -22,7 +22,9 @@ from slipstream.models.loading import causal_model
 from slipstream.models.torch.arrays import as_tensor
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.models.torch.tensor_parallel import ClosePool
-from slipstream_target.tensor_parallel import TensorParallelPlan, WorkerProcesses
+from slipstream.options import build
+from slipstream_target.config import TargetConfig
+from slipstream_target.tensor_parallel import WorkerProcesses
 from support.models import tiny
 from support.models.rounds import plain, speculate
 from support.services.processes import command_line, kill, serve, up
@@ -62,9 +64,11 @@ def world(request, tmp_path_factory):
     folder = save_model(tmp_path_factory.mktemp("split") / family, family)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
-        plan = TensorParallelPlan(2, folder, dtype, "cpu", "auto", 1, hidden_layers="1,3")
+        asked = {"model": str(folder), "dtype": dtype, "threads": 1, "hidden_layers": "1,3"}
         lost = SimpleQueue()
-        with WorkerProcesses(plan, lambda *reason: lost.put(reason)) as driver:
+        with WorkerProcesses(
+            build(TargetConfig, tensor_parallel=2, **asked), lambda *reason: lost.put(reason)
+        ) as driver:
             yield World(folder, dtype, family, driver)
             assert lost.empty()
             driver.send(ClosePool(99))  # a rank that fails at a step says why

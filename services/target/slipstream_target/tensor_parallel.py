@@ -13,10 +13,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -28,7 +27,7 @@ from slipstream.models.torch.loading import check_ranks
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
 from slipstream.models.torch.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.parent_watch import watched_command
-from slipstream_target.config import NO_LAYERS, TargetConfig
+from slipstream_target.config import TargetConfig
 
 _LOG = logging.getLogger("slipstream.target")
 _GRACE_S = 10.0
@@ -42,26 +41,13 @@ thread; does not return in a process that serves."""
 
 
 @dataclass(frozen=True, slots=True)
-class TensorParallelPlan:
-    """Settings that all ranks must agree on; `num_threads` are those of each rank."""
-
-    size: int
-    model: Path
-    dtype: str
-    device: str
-    numerics: str
-    num_threads: int
-    pin_threads: bool = False
-    hidden_layers: str = NO_LAYERS
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """First message to a worker: its rank, and the file where the ranks meet."""
+    """First message to a worker: its rank, the file where the ranks meet, and the options of the
+    target, of which the threads are those of each rank."""
 
     rank: int
     meeting: str
-    plan: TensorParallelPlan
+    config: TargetConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +72,24 @@ class WorkerProcesses:
     rank 0 can't go on with.
     """
 
-    def __init__(self, plan: TensorParallelPlan, on_lost: OnLost) -> None:
+    def __init__(self, config: TargetConfig, on_lost: OnLost) -> None:
         """Start the workers; they load while this rank does."""
-        self._plan = plan
+        self._config, size = config, config.tensor_parallel
         self._on_lost = on_lost
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         # A file without a name, which every rank has open: nothing of it stays behind.
         self._file = os.memfd_create("slipstream-ranks")
         self._meeting = f"/proc/self/fd/{self._file}"
-        self._workers = [self._start(rank) for rank in range(1, plan.size)]
+        self._workers = [self._start(rank) for rank in range(1, size)]
         for worker in self._workers:
-            _LOG.info("rank %d of %d is process %d", worker.rank, plan.size, worker.process.pid)
+            _LOG.info("rank %d of %d is process %d", worker.rank, size, worker.process.pid)
             threading.Thread(target=self._watch, args=(worker,), daemon=True).start()
 
     def join(self) -> TensorParallelGroup:
         """Join the workers as rank 0, on the thread that will compute."""
-        plan = self._plan
-        return TensorParallelGroup(
-            join_ranks(0, plan.size, device=plan.device, meeting=self._meeting), self
-        )
+        size, device = self._config.tensor_parallel, self._config.compute.device
+        return TensorParallelGroup(join_ranks(0, size, device=device, meeting=self._meeting), self)
 
     def send(self, step: WorkerStep | None) -> None:
         """See `models.torch.tensor_parallel.Workers`. None is the last step."""
@@ -153,7 +137,7 @@ class WorkerProcesses:
                 pass_fds=(number, self._file),
             )
         connection = Connection(ours.detach())
-        connection.send(WorkerTask(rank, self._meeting, self._plan))
+        connection.send(WorkerTask(rank, self._meeting, self._config))
         return _Worker(rank, process, connection)
 
     def _watch(self, worker: _Worker) -> None:
@@ -182,19 +166,8 @@ def start_workers(config: TargetConfig, on_lost: OnLost) -> WorkerProcesses:
     check_devices(config.compute.device, size)
     path = resolve(config.model)
     check_ranks(path, size)
-    threads = config.rank_threads()
-    assert threads is not None
-    plan = TensorParallelPlan(
-        size,
-        path,
-        config.compute.dtype,
-        config.compute.device,
-        config.numerics,
-        threads,
-        pin_threads=config.compute.pin_threads,
-        hidden_layers=config.hidden_layers,
-    )
-    return WorkerProcesses(plan, on_lost)
+    compute = replace(config.compute, threads=config.rank_threads())
+    return WorkerProcesses(replace(config, model=str(path), compute=compute), on_lost)
 
 
 def check_devices(device: str, size: int) -> None:

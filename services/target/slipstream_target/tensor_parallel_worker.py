@@ -43,25 +43,25 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _work(task: WorkerTask, driver: Connection) -> None:
-    count = task.plan.num_threads
-    cores = Cores(count, task.plan.pin_threads, first=task.rank * count)
+    compute = task.config.compute
+    cores = Cores(compute.threads, compute.pin_threads, first=task.rank * (compute.threads or 0))
     worker = load_on(lambda load: load(), lambda: _load(task), cores)
     while (step := driver.recv()) is not None:
         worker.run(step)
 
 
 def _load(task: WorkerTask) -> TensorParallelWorker:
-    plan = task.plan
-    ranks = join_ranks(task.rank, plan.size, device=plan.device, meeting=task.meeting)
+    config, compute, size = task.config, task.config.compute, task.config.tensor_parallel
+    ranks = join_ranks(task.rank, size, device=compute.device, meeting=task.meeting)
     loaded = load_target_parts(
-        str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
+        config.model, dtype=compute.dtype, device=compute.device, num_ranks=size
     )
     model = causal_model(
         loaded.model,
-        numerics=plan.numerics,
+        numerics=config.numerics,
         split=TensorParallelGroup(ranks),
         path=loaded.path,
-        hidden_layers=layers_of(plan.hidden_layers, sizes_of(loaded.model).layout.num_layers),
+        hidden_layers=layers_of(config.hidden_layers, sizes_of(loaded.model).layout.num_layers),
     )
     return TensorParallelWorker(model, ranks)
 
