@@ -16,7 +16,6 @@ LOCKED ?=
 KILLS ?= 50
 REPORT ?= chaos.json
 MINUTES ?= 10
-SOAK_REPORT ?= soak.json
 CASES ?= 200000
 
 BIN := $(VENV)/bin
@@ -40,7 +39,7 @@ define INSTALL
 	$(STAGE) "packages" env $(CACHED_CXX) $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 endef
 
-.PHONY: help install model demo test chaos fuzz fuzz-files soak check lint package pure sanitize compat bench gpu protos locks docs fmt clean
+.PHONY: help install model demo test chaos fuzz fuzz-files check lint package pure sanitize compat bench gpu protos locks docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -84,9 +83,6 @@ chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of eac
 
 fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; SEED to repeat
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
-
-soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report in SOAK_REPORT
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
 
 fuzz-files: $(READY) ## load CASES broken and hostile files of every kind; SEED to repeat
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.files --cases $(CASES) $(if $(SEED),--seed $(SEED))
@@ -146,4 +142,4 @@ fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above created, the model cache excepted
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json soak.json soak.svg
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json

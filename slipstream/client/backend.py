@@ -7,14 +7,13 @@ threads: then its coroutines end in one step, and `blocking` makes plain methods
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from slipstream.client.call import (
     NO_TELEMETRY,
     ClientCall,
-    ClientTelemetry,
+    NoTelemetry,
     RequestOptions,
-    RequestTelemetry,
     check_timeout,
     make_generation,
     named,
@@ -25,6 +24,9 @@ from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.request import SessionRef, check_name
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.server_info import ServerInfo
+
+if TYPE_CHECKING:
+    from slipstream.telemetry.sdk_spans import SdkSpan, SdkTelemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,7 +90,8 @@ class ClientContext:
     """Settings that all requests of a client share, those of its sessions included."""
 
     backend: Backend
-    telemetry: ClientTelemetry
+    telemetry: Callable[[], "SdkTelemetry | None"]
+    """Returns the telemetry of requests, where there is any by now."""
     model: str = ""
     """Model of requests that name none; empty for the only one."""
     timeout_s: float | None = None
@@ -110,9 +113,11 @@ class ClientContext:
         generation = make_generation(prompt, options, self.model, session)
         timeout_s = options.get("timeout_s", self.timeout_s)
         check_timeout(timeout_s)
-        address = self.backend.address
-        telemetry = self.telemetry.request(generation, address=address, is_stream=is_stream)
-        return ClientCall(generation, timeout_s, telemetry)
+        telemetry, address = self.telemetry(), self.backend.address
+        if telemetry is None:
+            return ClientCall(generation, timeout_s)
+        span = telemetry.request(generation, address=address, is_stream=is_stream)
+        return ClientCall(generation, timeout_s, span)
 
 
 def blocking(
@@ -161,7 +166,7 @@ class RequestStream:
         source: ChunkSource,
         *,
         request_id: str,
-        telemetry: RequestTelemetry = NO_TELEMETRY,
+        telemetry: "SdkSpan | NoTelemetry" = NO_TELEMETRY,
         on_start: "Callable[[RequestStream], None] | None" = None,
     ) -> None:
         """`on_start` is called with the stream once the request is under way."""

@@ -1,11 +1,11 @@
-"""A client's requests: their options, what the client adds, and the seam to their telemetry."""
+"""A client's requests: their options, and what the client adds."""
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 from uuid import uuid4
 
 from slipstream.core.errors import (
@@ -23,6 +23,9 @@ from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.tools import Tool, call_schema, forced_tools, tools_of
 from slipstream.core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from slipstream.telemetry.sdk_spans import SdkSpan
 
 
 class RequestOptions(TypedDict, total=False):
@@ -76,39 +79,9 @@ class RequestOptions(TypedDict, total=False):
     """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
 
 
-class RequestTelemetry(Protocol):
-    """Telemetry of one request. It changes nothing; after the request's end nothing counts."""
+class NoTelemetry:
+    """Telemetry of a request that records nothing, where the application has no OpenTelemetry."""
 
-    @property
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        """Return what the request's calls carry, so that services go on with its trace."""
-
-    def begin(self) -> None:
-        """Record that it is about to be sent."""
-
-    def record_chunk(self, chunk: Chunk) -> None:
-        """Record a part of its answer; it ends with the last one."""
-
-    def record_result(self, result: Result) -> None:
-        """Record all of its answer at once: the end."""
-
-    def record_error(self, error: BaseException) -> None:
-        """Record an error: the end."""
-
-    def record_cancelled(self) -> None:
-        """Record that nothing more is read: the end, if there was none."""
-
-
-class ClientTelemetry(Protocol):
-    """Telemetry of a client."""
-
-    def request(
-        self, generation: Generation, *, address: str | None, is_stream: bool
-    ) -> RequestTelemetry:
-        """Return that of a request to the router there, or to engines in this process."""
-
-
-class _NoTelemetry:
     headers: tuple[tuple[str, str], ...] = ()
 
     def begin(self) -> None: ...
@@ -118,8 +91,7 @@ class _NoTelemetry:
     def record_cancelled(self) -> None: ...
 
 
-NO_TELEMETRY = _NoTelemetry()
-"""Records nothing."""
+NO_TELEMETRY = NoTelemetry()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +100,7 @@ class ClientCall:
 
     generation: Generation
     timeout_s: float | None
-    telemetry: RequestTelemetry = NO_TELEMETRY
+    telemetry: "SdkSpan | NoTelemetry" = NO_TELEMETRY
 
     @property
     def request_id(self) -> str:

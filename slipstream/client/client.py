@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
@@ -17,29 +18,33 @@ from slipstream.client.backend import (
     S,
     blocking,
 )
-from slipstream.client.call import (
-    NO_TELEMETRY,
-    ClientTelemetry,
-    RequestOptions,
-    RequestTelemetry,
-    check_whole,
-    named,
-    only_model,
-)
+from slipstream.client.call import RequestOptions, check_whole, named, only_model
 from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.core.errors import check_token_ids
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.prompt import Prompt, PromptForm
-from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import Tool, tools_of
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls
+    from slipstream.telemetry.sdk_spans import SdkTelemetry
 
 DEFAULT_TIMEOUT_S = 600.0
 """Time limit of requests to a router: no call waits for ever."""
+
+
+def _application_telemetry() -> "SdkTelemetry | None":
+    """Return telemetry by the application's OpenTelemetry, loaded only where that is set up."""
+    return _sdk_telemetry() if "opentelemetry" in sys.modules else None
+
+
+@cache
+def _sdk_telemetry() -> "SdkTelemetry":
+    from slipstream.telemetry.sdk_spans import SdkTelemetry
+
+    return SdkTelemetry()
 
 
 class _ClientBase:
@@ -72,7 +77,7 @@ class _ClientBase:
 
         to = connection(address, token=token, tls=tls, retries=retries)
         backend = RemoteBackend(to, timeout_s, to.channel(is_blocking=self._is_blocking))
-        self._context = ClientContext(backend, ApplicationTelemetry(), model or "", timeout_s)
+        self._context = ClientContext(backend, _application_telemetry, model or "", timeout_s)
 
     @classmethod
     def embedded(  # noqa: PLR0913 - a keyword for each thing that can be chosen
@@ -106,12 +111,14 @@ class _ClientBase:
         return cls.of(engines.load(target, draft, options, profile=path))
 
     @classmethod
-    def of(cls, backend: Backend, *, telemetry: ClientTelemetry | None = None) -> Self:
+    def of(cls, backend: Backend, *, telemetry: "SdkTelemetry | None" = None) -> Self:
         """Return a client of engines that are there already; they close with it.
 
         Requests are recorded by `telemetry`, by default the application's.
         """
-        return cls._in(ClientContext(backend, telemetry or ApplicationTelemetry()))
+        return cls._in(
+            ClientContext(backend, (lambda: telemetry) if telemetry else _application_telemetry)
+        )
 
     @classmethod
     def _in(cls, context: ClientContext) -> Self:
@@ -238,21 +245,3 @@ class Client(_ClientBase, Closing):
     def session(self, session_id: str | None = None, *, is_new: bool = False) -> ClientSession:
         """Return a conversation, as `AsyncClient.session` does."""
         return ClientSession(self._context, session_id, is_new=is_new)
-
-
-class ApplicationTelemetry:
-    """Telemetry of the application's OpenTelemetry, loaded only where that is set up."""
-
-    def __init__(self) -> None:
-        self._telemetry: ClientTelemetry | None = None
-
-    def request(
-        self, generation: Generation, *, address: str | None, is_stream: bool
-    ) -> RequestTelemetry:
-        if self._telemetry is None:
-            if "opentelemetry" not in sys.modules:
-                return NO_TELEMETRY
-            from slipstream.telemetry.sdk_spans import SdkTelemetry
-
-            self._telemetry = SdkTelemetry()
-        return self._telemetry.request(generation, address=address, is_stream=is_stream)

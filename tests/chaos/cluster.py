@@ -24,7 +24,7 @@ TWO = {"router": 2, "target": 2, "draft": 2}
 SETTLE_LIMIT_S = 300.0
 GRACE_S = 60
 """What a process that is asked to end gives its streams."""
-TINY, REAL = "tiny", "real"
+REAL = "real"
 _REAL_MODEL = "smollm2-135m"
 _REAL_SHARE = 8
 """The real model decodes about so many times slower."""
@@ -58,14 +58,21 @@ class Cluster:
     """The processes by name, such as target-0. `start`, then anything, then `stop`."""
 
     def __init__(
-        self, pair: Pair, folder: Path, *, sizes: Mapping[str, int] = TWO, proxied: bool = False
+        self,
+        pair: Pair,
+        folder: Path,
+        *,
+        sizes: Mapping[str, int] = TWO,
+        proxied: bool = False,
+        kept: Sequence[str] = (),
     ) -> None:
+        """`kept` are the router's flags for how long it keeps what has ended."""
         self._pair, self._folder, self._sizes = pair, folder, sizes
         names = [name for role in sizes for name in self.names(role)]
         self.ports = dict(zip([*names, "redis-0"], free_ports(len(names) + 1), strict=True))
         self.members: dict[str, Member] = {}
         self.links: dict[tuple[str, str], Relay] = {}
-        self._proxied = proxied
+        self._proxied, self._kept = proxied, kept
         self._watchers: dict[str, AsyncClient] = {}
 
     @property
@@ -165,7 +172,7 @@ class Cluster:
     def _router(self, name: str) -> Iterable[str]:
         redis = f"redis://{self._at('redis-0', by=name)}"
         engines = [part for role in ("target", "draft") for part in self._engines(role, name)]
-        return [*engines, "--store-url", redis]
+        return [*engines, "--store-url", redis, *self._kept]
 
     def _engines(self, role: str, router: str) -> tuple[str, str]:
         return f"--{role}s", self._all(role, by=router)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -46,6 +47,10 @@ class Errand:
     max_tokens: int = _LONG
     more: RequestOptions = field(default_factory=RequestOptions)
     """Further options, such as a schema."""
+    pause_s: float = 0.0
+    """Before each next chunk, as of a caller who reads slowly."""
+    leaves_after: int | None = None
+    """Tokens after which the caller leaves."""
 
     def options(self, *, plain: bool = False) -> RequestOptions:
         """What to send beside a prompt; without speculation, for what it must come to."""
@@ -218,6 +223,9 @@ class Traffic:
         async with chunks:
             async for chunk in chunks:
                 await self._take(stream, chunk)
+                if len(stream.tokens) >= (stream.errand.leaves_after or math.inf):
+                    return
+                await asyncio.sleep(stream.errand.pause_s)
 
     async def _take(self, stream: Stream, chunk: Chunk) -> None:
         if chunk.token_ids:
@@ -234,6 +242,7 @@ class Traffic:
     def _fault(self, stream: Stream) -> str:
         named = f"{stream.errand.name}[{stream.turn}] {stream.request_id}"
         said, right = tuple(stream.tokens), self._answers[stream.errand.name][stream.turn]
+        right = right if stream.errand.leaves_after is None else right[: len(said)]
         if said == right and not stream.error:
             return ""
         same = next((n for n, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), None)

@@ -59,11 +59,6 @@ def stalls_in(log: str) -> list[LoggedStall]:
     return [LoggedStall(float(match[1]), match[2]) for match in _LINE.finditer(log)]
 
 
-def long_stalls(stalls: Iterable[LoggedStall]) -> list[LoggedStall]:
-    """Return those above the limit."""
-    return [stall for stall in stalls if stall.cpu_ms >= LIMIT_MS]
-
-
 def check_stalls(stalls: Iterable[LoggedStall]) -> None:
     """Fail for a loop that was held for longer than the limit of tests."""
     long = [str(stall) for stall in stalls if stall.cpu_ms >= FAIL_MS]

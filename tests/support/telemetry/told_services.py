@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.client import Client, Mode, SpeculationOptions
-from slipstream.client.call import ClientTelemetry
 from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
+from slipstream.telemetry.sdk_spans import SdkTelemetry
 from support.network.key_files import key, write_keys
 from support.services.processes import Process, freeze, kill, serve, thaw
 from support.telemetry.otlp_collector import Collector
@@ -83,7 +83,7 @@ def services(to: Collector, target: Path, draft: str) -> Iterator[Services]:
 
 
 @contextmanager
-def asking(router: Process, telemetry: ClientTelemetry | None = None) -> Iterator[Client]:
+def asking(router: Process, telemetry: SdkTelemetry | None = None) -> Iterator[Client]:
     to = connection(router.ready(), token=TOKEN, tls=None, retries=True)
     backend = RemoteBackend(to, 60, to.channel(is_blocking=True))
     with Client.of(backend, telemetry=telemetry) as client:
