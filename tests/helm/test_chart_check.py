@@ -74,12 +74,9 @@ def test_the_command_has_the_options_that_it_is_given_and_dials_the_routers_serv
 
 
 def test_models_are_named_as_services_name_them():
-    known = {known.alias for known in CATALOG.values()} | {
-        known.hub_id for known in CATALOG.values()
-    }
-    for name in (known - {None}) | {"a/A-1.5B@0123abc", "a/A_b"}:
-        (container,) = checking(with_values({"models": [{"name": name}]}))
-        line = words(container)
+    known = {name for at in CATALOG.values() for name in (at.alias, at.hub_id) if name}
+    for name in known | {"a/A-1.5B@0123abc", "a/A_b"}:
+        (line,) = map(words, checking(with_values({"models": [{"name": name}]})))
         assert line[line.index("--model") + 1] == short_name(name)
 
 
@@ -119,8 +116,8 @@ def one_container(folder, ports):
     """Return the command line and the environment of the container that runs a draft and its
     target, by the chart's own script, on this CPU and these ports."""
     model, sized = str(save_long_checkpoint(folder / "tiny")), "config.kv_memory"
-    models = [{"name": model, "draft": f"vanilla:{model}"}]
-    values = {"models": models, "target.gpu.count": 1}
+    pair = {"name": model, "draft": f"vanilla:{model}"}
+    values = {"models": [pair], "target.gpu.count": 1}
     values |= {"redis.enabled": False, "metrics.enabled": False, "draft.placement": "target"}
     values |= {f"draft.{sized}": "64MiB", f"target.{sized}": "64MiB", "draft.ports.grpc": ports[0]}
     documents = with_values({**values, "target.ports": {"grpc": ports[1], "health": ports[2]}})

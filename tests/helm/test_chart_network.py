@@ -49,7 +49,7 @@ def ends(documents, model=None):
     """All pods of a release by role, those of the first model or a named one, and who else there
     is."""
     there = [*pods(documents), *filter(None, [resident_draft(documents)])]
-    model = model or models_of(documents)[0]
+    model = model or min(models_of(documents))
     there = [pod for pod in there if pod.role and pod.labels.get(MODEL, model) == model]
     return {**{pod.role: End(pod.labels, NAMESPACE, HERE, pod.ports) for pod in there}, **OUTSIDE}
 

@@ -93,7 +93,7 @@ def read(mounted, tmp_path):
     return lambda documents, model=None: {
         pod.role: options(documents, pod)
         for pod in services(documents)
-        if pod.model in (None, model or models_of(documents)[0])
+        if pod.model in (None, model or min(models_of(documents)))
     }
 
 
@@ -142,7 +142,7 @@ def test_every_variable_of_ours_is_one_that_is_read(documents):
 
 def test_services_agree_with_each_other(documents):
     """On the model, on Redis, and on names under which replicas announce themselves."""
-    for tables in (settings(documents, model) for model in models_of(documents)):
+    for tables in models_of(documents).values():
         if "draft" in tables:
             assert tables["draft"]["target_model"] == tables["target"]["model"]
         for option in ("store_url", "store_prefix"):

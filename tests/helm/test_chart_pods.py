@@ -134,8 +134,8 @@ def test_variables_that_name_a_secret_hold_none(documents):
             for variable in container.get("env", ()):
                 secret = any(word in variable["name"].lower() for word in SECRET_WORDS)
                 assert not secret or "value" not in variable, variable["name"]
-    for model in models_of(documents):
-        assert all("store_password" not in table for table in settings(documents, model).values())
+    for tables in models_of(documents).values():
+        assert all("store_password" not in table for table in tables.values())
 
 
 def test_what_a_secret_holds_stands_nowhere_else(documents):

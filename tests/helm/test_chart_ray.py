@@ -5,11 +5,8 @@ import json
 import pytest
 import yaml
 
-from helm_tool import HELMS
 from slipstream.cluster.plan import plan_from
-from support.deployment.charts import case_file, named, of_kind, parsed, pods, rendered, template
-
-HELM = HELMS[-1]
+from support.deployment.charts import named, of_kind, pods, rendered, with_values
 
 
 def ray_service():
@@ -55,8 +52,8 @@ def test_pools_on_ray_are_not_deployments_too_but_reached_by_the_same_services()
 
 
 def test_without_drafts_there_is_no_pool_of_them():
-    done = template(HELM, "--values", case_file("ray"), "--set", "draft.enabled=false")
-    spec = named(parsed(done.stdout), "RayService", "demo-slipstream-ray")["spec"]
+    documents = with_values({"draft.enabled": False}, "ray")
+    spec = named(documents, "RayService", "demo-slipstream-ray")["spec"]
     (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
     assert group["groupName"] == "target"
     args = yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"]

@@ -2,7 +2,7 @@
 
 import re
 from itertools import product
-from math import ceil, floor
+from math import ceil
 
 import pytest
 import yaml
@@ -20,6 +20,7 @@ from support.deployment.charts import (
     rendered,
     service_pods,
     title,
+    with_values,
 )
 from support.deployment.kube_policies import matches
 from support.telemetry.prometheus_names import all_samples, samples
@@ -163,11 +164,21 @@ def test_queries_speak_of_series_of_this_release_by_labels_that_those_have(docum
         check_expressions(tmp_path, (metadata["query"] for metadata in found))
 
 
+def test_queries_choose_pods_of_their_own_model_alone():
+    names = ["llama", "llama-3", "Llama-3-1"]
+    values = {"models": [{"name": at} for at in names], "target.autoscaling.keda.enabled": True}
+    documents = with_values({**values, "autoscaling.prometheusAddress": "http://p"})
+    told = [at["query"] for _, at in queries(documents) if "slipstream_waiting" in at["query"]]
+    for query, name in product(told, names):
+        pod = f"demo-slipstream-target-{name.lower()}-6fd8b7c9d-x2x4z"
+        (pattern,) = re.findall(r'pod=~"(.*?)"', query)
+        assert bool(re.fullmatch(pattern, pod)) is (told.index(query) == names.index(name))
+
+
 def read_by(documents):
     """Each port that a monitor reads, with the role and all ports of the pod or service there."""
-    things = [
-        ("PodMonitor", (pod.role, pod.model), pod.labels, set(pod.ports)) for pod in pods(documents)
-    ]
+    there = pods(documents)
+    things = [("PodMonitor", (at.role, at.model), at.labels, set(at.ports)) for at in there]
     for it in of_kind(documents, "Service"):
         role, ports = it["spec"]["selector"][COMPONENT], {at["name"] for at in it["spec"]["ports"]}
         things.append(("ServiceMonitor", (role, None), it["metadata"]["labels"], ports))
@@ -181,8 +192,7 @@ def test_monitors_read_every_pod_once_at_a_port_that_it_has(documents):
     """Twice would double every rate."""
     found = list(read_by(documents))
     assert all(port in ports for port, _, ports in found)
-    monitors = of_kind(documents, "PodMonitor", "ServiceMonitor")
-    if monitors:
+    if monitors := of_kind(documents, "PodMonitor", "ServiceMonitor"):
         read = [(role, port) for port, role, _ in found]
         assert len(read) == len(set(read))
         pages = {(at.role, name) for at in service_pods(documents) for name in at.ports}
@@ -190,57 +200,39 @@ def test_monitors_read_every_pod_once_at_a_port_that_it_has(documents):
     assert all(MODEL in at["spec"]["podTargetLabels"] for at in monitors)
 
 
-def limited(behavior, history, wanted):
-    """Return what an HPA makes of the replicas `wanted`; `history` has each moment's replicas and
-    wanted ones, one each `SYNC_S` seconds, the newest last."""
-    now = history[-1][0]
-    up, down = behavior["scaleUp"], behavior["scaleDown"]
-    recent = {
-        side: [wanted, *(at for _, at in history[-rule["stabilizationWindowSeconds"] // SYNC_S :])]
-        for side, rule in (("up", up), ("down", down))
-    }
-    wanted = min(max(now, min(recent["up"])), max(recent["down"]))
-    grown, shrunk = [], []
-    for rule, sign, bounds in ((up, 1, grown), (down, -1, shrunk)):
-        for policy in rule["policies"]:
-            start = history[-min(policy["periodSeconds"] // SYNC_S, len(history))][0]
-            is_share, value = policy["type"] == "Percent", sign * policy["value"]
-            exact = start * (1 + value / 100) if is_share else start + value
-            bounds.append(ceil(exact) if sign > 0 else floor(exact))
-    return max(min(wanted, max(now, *grown)), min(now, *shrunk))
-
-
-def drafts_after(scaler, load):
-    """Return the drafts at each moment under a load, sessions of targets each `SYNC_S` seconds.
+def drafts_after(spec, load):
+    """The drafts that an HPA has under a load, sessions of targets each `SYNC_S` seconds.
 
     Where a draft has more than `IN_TIME` sessions it is late, and they only try it now and then.
     """
-    spec, history = scaler["spec"], [(8, 8)]
+    rule, replicas, wanted = spec["behavior"]["scaleDown"], [8], [8]
     for sessions in load:
-        now = history[-1][0]
-        use = PROPOSING * sessions * (1 if sessions <= IN_TIME * now else TRIED)
-        goals = {"Pods": use, "External": sessions}
-        wanted = 0
-        for metric in spec["metrics"]:
-            target = metric[metric["type"].lower()]["target"]["averageValue"]
-            goal = int(target.removesuffix("m")) / 1000
-            ratio = goals[metric["type"]] / (goal * now)
-            wanted = max(wanted, now if abs(ratio - 1) <= 0.1 else ceil(ratio * now))
-        wanted = min(max(wanted, spec["minReplicas"]), spec["maxReplicas"])
-        history.append((limited(spec["behavior"], history, wanted), wanted))
-    return [replicas for replicas, _ in history]
+        now = replicas[-1]
+        tried = TRIED if sessions > IN_TIME * now else 1
+        totals = {"Pods": PROPOSING * sessions * tried, "External": sessions}
+        goals = {at["type"]: at[at["type"].lower()]["target"] for at in spec["metrics"]}
+        for kind, goal in goals.items():
+            goals[kind] = totals[kind] * 1000 / int(goal["averageValue"].removesuffix("m")) / now
+        most = max(now if abs(it - 1) <= 0.1 else ceil(it * now) for it in goals.values())
+        wanted.append(min(max(most, spec["minReplicas"]), spec["maxReplicas"]))
+        window = wanted[-rule["stabilizationWindowSeconds"] // SYNC_S :]
+        least = []
+        for policy in rule["policies"]:
+            start = replicas[-policy["periodSeconds"] // SYNC_S :][0]
+            share = start / 100 if policy["type"] == "Percent" else 1
+            least.append(int(start - share * policy["value"]))
+        replicas.append(min(now, max(min(least), *window)) if wanted[-1] < now else wanted[-1])
+    return replicas
 
 
 def test_drafts_that_are_late_are_not_taken_away_for_being_used_less():
     """Requests give up drafts that are late: by use alone, few drafts would get fewer yet."""
     found = of_kind(rendered("several-models"), "HorizontalPodAutoscaler")
-    (scaler,) = (at for at in found if scaled(at) == "draft")
+    (spec,) = (at["spec"] for at in found if scaled(at) == "draft")
     hour = 3600 // SYNC_S
-    load = [96] * hour + [12] * hour + [96] * hour
-    after = drafts_after(scaler, load)
+    after = drafts_after(spec, load := [96] * hour + [12] * hour + [96] * hour)
     assert after[hour] == after[-1] == 8 and after[2 * hour] < 4
-    by_use = {**scaler, "spec": {**scaler["spec"], "metrics": scaler["spec"]["metrics"][:1]}}
-    assert drafts_after(by_use, load)[-1] == scaler["spec"]["minReplicas"]
+    assert drafts_after({**spec, "metrics": spec["metrics"][:1]}, load)[-1] == spec["minReplicas"]
     steps = [(a, b) for a, b in zip(after, after[300 // SYNC_S :], strict=False) if b < a]
     assert steps and all(a - b <= max(1, ceil(a / 4)) for a, b in steps)
 

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from helm_tool import HELMS, Helm
-from support.deployment.charts import ROLES, every_helm, named, parsed, secret_texts, template
+from support.deployment.charts import every_helm, named, parsed, secret_texts, template
 
 PASSWORD = "drawn at the first installation"
 SECRET = "demo-slipstream-redis"
 WHERE = f"/api/v1/namespaces/serving/secrets/{SECRET}"
-WORKLOADS = {
-    role: f"demo-slipstream-{role}" + ("" if role == "router" else "-smollm2-135m")
-    for role in ROLES
-}
+WORKLOADS = {role: f"demo-slipstream-{role}-smollm2-135m" for role in ("draft", "target")}
+WORKLOADS["router"] = "demo-slipstream-router"
 SCALED = {
     f"/apis/apps/v1/namespaces/serving/deployments/{name}": {
         "apiVersion": "apps/v1",

@@ -137,11 +137,9 @@ CANT = {
         "models": [{"name": "a/A-8B@0123abc", "draft": "vanilla:a/A-6b"}],
         "modelStore.size": "25Gi",
     },
-    "two models that clients can not tell apart": {
-        "models": [{"name": "a/A@1"}, {"name": "a/A@2"}]
-    },
-    "two models whose objects have one name": {"models": [{"name": "a/A.b"}, {"name": "/A_B"}]},
-    "a model that objects can not be named by": {"models": [{"name": "a/_"}]},
+    "two models of one name": {"models": [{"name": "a/A@1"}, {"name": "a/A@2"}]},
+    "two models of one name in objects": {"models": [{"name": "a/A.b"}, {"name": "/A_B"}]},
+    "a model of no name in objects": {"models": [{"name": "a/_"}]},
     "two models on Ray": {"ray.enabled": True, "models": [{"name": "a"}, {"name": "b"}]},
     "a fault in what a model overrides": {
         "models": [{"name": "a", "overrides": {"target": {"config": {"device": "cuda"}}}}]

@@ -35,8 +35,8 @@
 {{- if and (has .part (list "draft" "target" "test")) (hasKey .root.Values "model") -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Name of an object of a part, with the model where it is one of a model's. With 46 characters at most, names of its
-pods have all of it: NAME, and twice a dash and a text without one. */}}
+{{/* Name of an object of a part, with the model where it is one of a model's. With 46 characters at most, Kubernetes
+cuts no name of a pod short: each is NAME, and twice a dash and a text without one, which tells models apart. */}}
 {{- define "slipstream.object" -}}
 {{- if include "slipstream.isOfModel" . -}}
 {{- include "slipstream.short" (dict "text" (printf "%s-%s" (include "slipstream.part" .) .root.Values.model.object) "most" 46) -}}

@@ -209,25 +209,17 @@ def secret_texts(secret: Json) -> dict[str, str]:
     return {**data, **secret.get("stringData", {})}
 
 
-def models_of(documents: Sequence[Json]) -> list[str]:
-    """Return the models as labels name them, in the order of their names."""
-    return sorted(
-        name.removeprefix("model-").removesuffix(".toml")
-        for name in _files(documents)
-        if name.startswith("model-")
-    )
+def models_of(documents: Sequence[Json]) -> dict[str, dict[str, Json]]:
+    """Return the options of services by role, for each model as labels name it."""
+    maps = (document.get("data", {}) for document in of_kind(documents, "ConfigMap"))
+    (files,) = (data for data in maps if "slipstream.toml" in data)
+    found = {name: tomllib.loads(text) for name, text in files.items()}
+    shared = found.pop("slipstream.toml")
+    assert all({*shared, *own} <= set(SECTIONS) for own in found.values())
+    return {name[len("model-") : -len(".toml")]: shared | own for name, own in found.items()}
 
 
 def settings(documents: Sequence[Json], model: str | None = None) -> dict[str, Json]:
-    """Return the options of services by role; of engines, for the first model or a named one."""
-    files, model = _files(documents), model or models_of(documents)[0]
-    names = ("slipstream.toml", f"model-{model}.toml")
-    shared, own = (tomllib.loads(files[name]) for name in names)
-    assert {*shared, *own} <= set(SECTIONS) and shared["telemetry"] == own["telemetry"]
-    return shared | own
-
-
-def _files(documents: Sequence[Json]) -> dict[str, str]:
-    maps = (document.get("data", {}) for document in of_kind(documents, "ConfigMap"))
-    (files,) = (data for data in maps if "slipstream.toml" in data)
-    return files
+    """Return the options of services by role, for the only model, or a named one."""
+    found = models_of(documents)
+    return found[model or min(found)]
