@@ -14,7 +14,12 @@ from slipstream.cli.engine import remote_options
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import RouterFlags
 from slipstream.client import Client
-from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
+from slipstream.core.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    ServiceError,
+    UnsupportedCombination,
+)
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState, ServerInfo
 from slipstream.options import check_bounds, option
@@ -67,7 +72,7 @@ def _checked(client: Client, router: str, flags: CheckFlags) -> str:
     while True:
         try:
             return _verdict(client, router, is_plain=flags.no_speculation)
-        except ServiceError:
+        except (ModelNotFound, ServiceError):
             if time.monotonic() + PAUSE_S > end:
                 raise
         time.sleep(PAUSE_S)

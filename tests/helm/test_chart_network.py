@@ -46,8 +46,7 @@ def policies_of(documents):
 
 
 def ends(documents, model=None):
-    """All pods of a release by role, those of the first model or a named one, and who else there
-    is."""
+    """Pods of a release by role, for the only model or a named one, and who else there is."""
     there = [*pods(documents), *filter(None, [resident_draft(documents)])]
     model = model or min(models_of(documents))
     there = [pod for pod in there if pod.role and pod.labels.get(MODEL, model) == model]

@@ -91,15 +91,14 @@ def read(mounted, tmp_path):
         ]
 
     return lambda documents, model=None: {
-        pod.role: options(documents, pod)
-        for pod in services(documents)
-        if pod.model in (None, model or min(models_of(documents)))
+        pod.role: options(documents, pod) for pod in services(documents, model)
     }
 
 
-def services(documents):
-    """Return the pods of services, and the draft where it is in its target's."""
-    return [*service_pods(documents), *filter(None, [resident_draft(documents)])]
+def services(documents, model=None):
+    """Return pods of services, of all models or one, and the draft where it is in its target's."""
+    found = [*service_pods(documents), *filter(None, [resident_draft(documents)])]
+    return [pod for pod in found if model is None or pod.model in (None, model)]
 
 
 def test_every_service_takes_its_options(documents, read):

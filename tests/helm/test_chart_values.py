@@ -26,6 +26,7 @@ from support.deployment.charts import (
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+LARGE = "meta-llama/Llama-3.3-70B-Instruct"
 WRONG = {
     "router.replicas": -1,
     "draft.replicas": "two",
@@ -132,11 +133,8 @@ CANT = {
     "an HPA that scales to zero": {
         "draft.autoscaling": {"minReplicas": 0, "hpa": {"enabled": True}}
     },
-    "a model of 140 GB in 50Gi": {"models": [{"name": "meta-llama/Llama-3.3-70B-Instruct"}]},
-    "a draft that does not fit beside its target": {
-        "models": [{"name": "a/A-8B@0123abc", "draft": "vanilla:a/A-6b"}],
-        "modelStore.size": "25Gi",
-    },
+    "a model of 140 GB in 50Gi": {"models": [{"name": LARGE}]},
+    "a model and its draft in 50Gi": {"models": [{"name": "a/A-25B", "draft": "vanilla:a/A-6b"}]},
     "two models of one name": {"models": [{"name": "a/A@1"}, {"name": "a/A@2"}]},
     "two models of one name in objects": {"models": [{"name": "a/A.b"}, {"name": "/A_B"}]},
     "a model of no name in objects": {"models": [{"name": "a/_"}]},
@@ -153,7 +151,6 @@ CANT = {
     },
 }
 """Values that are right one by one, and can't work together."""
-LARGE = "meta-llama/Llama-3.3-70B-Instruct"
 EVIL = "x\"'\n---\nkind: Pod\nevil: 1\n# {{ . }} $(touch x) `id`; \\"
 VALID = validator_for(SCHEMA)(SCHEMA)
 
@@ -208,11 +205,7 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
             {"target.resources.limits.memory": limit}
             for limit in ("4Gi", 4294967296, "4294968k", "4.1Gi", "1Ti", "4295M")
         ),
-        {"models": [{"name": LARGE}], "modelStore.size": "200Gi"},
-        {
-            "models": [{"name": LARGE, "draft": f"eagle3:RedHatAI/{LARGE[11:]}-speculator.eagle3"}],
-            "modelStore.size": "200Gi",
-        },
+        {"models": [{"name": LARGE, "draft": "eagle3:R/R-70B"}], "modelStore.size": "200Gi"},
         {"models": [{"name": f"{LARGE}-AWQ"}]},
         {"models": [{"name": "/models/llama-3.3-70b-instruct"}]},
         {"models": [{"name": "a/A-8B"}, {"name": "a/A-7B"}], "modelStore.size": "15Gi"},

@@ -7,6 +7,7 @@ import pytest
 
 from slipstream.cli.main import exit_code
 from support.network.key_files import key, write_keys
+from support.network.ports import free_port
 from support.services import fleet
 
 TOKEN = "a-token"
@@ -88,13 +89,22 @@ async def test_a_router_that_is_not_there_fails_and_one_that_is_not_named_is_no_
 
 async def test_what_is_still_starting_is_waited_for_where_that_is_asked_for(check, folder):
     target, draft = fleet.target_worker(folder), fleet.draft_worker(f"vanilla:{folder}", folder)
-    async with fleet.running(target, draft), fleet.routed([target], [draft]) as client:
+    large = fleet.target_worker(folder.parent / "large")
+    large.address = f"127.0.0.1:{free_port()}"
+    async with (
+        fleet.running(target, draft),
+        fleet.routed([target.address, large.address], [draft]) as client,
+    ):
         await draft.stop()
         await fleet.until(client, lambda info: fleet.num_ready(info, "draft") == 0)
         code, said = await check("--router", client.address)
         assert (code, said.startswith("error: ")) == (1, True)
         waiting = asyncio.create_task(check("--router", client.address, "--wait-s", "60"))
         await draft.start()
-        code, said = await waiting
-    assert code == 0, said
+        assert (await waiting)[0] == 0
+        fleet.save_models(folder.parent, "large", seed=7)
+        flags = ("--model", "large", "--no-speculation", "--wait-s", "60")
+        waiting = asyncio.create_task(check("--router", client.address, *flags))
+        async with fleet.running(large):
+            assert (await waiting)[0] == 0
     assert (await check("--router", "h:1", "--wait-s", "-1"))[0] == 2
