@@ -38,7 +38,7 @@ async def decode(
         remaining = session.num_prompt_tokens + session.max_tokens - len(sequence)
         verdict, plan = round_.verdict, planner.plan(remaining, round_.verdict)
         round_ = Round(round_.index + 1, clock(), plan)
-        if planner.leaves_draft():
+        if planner.leaves_draft(plan, remaining):
             await draft.release(session.session_id)
         if plan.max_depth > 0:
             with timed(round_, Port.PROPOSE, clock, observer):

@@ -1,7 +1,4 @@
-"""Giving up speculation, or overlap, while it does not pay, and the draft's session meanwhile.
-
-Reads no clock: it counts rounds.
-"""
+"""Giving up speculation, overlap or a draft's session while it does not pay. Counts rounds."""
 
 import math
 
@@ -28,17 +25,13 @@ class Backoff:
 
     def __init__(self) -> None:
         self._gain = Average(self.FIRST_GAIN, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
-        self._plain_rounds_left = 0
+        self.num_left = 0
+        """Rounds without a draft that are left of a pause."""
 
     @property
     def gain(self) -> float:
         """Average of tokens per round over cost per round, the last ones counting more."""
         return self._gain.value
-
-    @property
-    def num_left(self) -> int:
-        """Rounds without a draft that are left of a pause."""
-        return self._plain_rounds_left
 
     def expect(self, gain: float) -> None:
         """Begin with this gain, before any round."""
@@ -52,58 +45,50 @@ class Backoff:
     def _pause_after(self, gain: float) -> None:
         if self.gain < self.TOLERANCE and gain < 1:
             lost = 1 / max(min(gain, self.gain), self.TRY_SHARE) - 1
-            self._plain_rounds_left = math.ceil(lost / self.TRY_SHARE)
+            self.num_left = math.ceil(lost / self.TRY_SHARE)
 
     def allows(self) -> bool:
         """Return whether to speculate in the round now planned."""
-        if self._plain_rounds_left == 0:
+        if self.num_left == 0:
             return True
-        self._plain_rounds_left -= 1
+        self.num_left -= 1
         return False
 
 
 class DraftUse:
-    """Ends the session that a request has at a draft, with its memory and its streams, while rounds
-    do without it.
-
-    So it does where they do for so long that opening the session anew costs little beside them, or
-    until the request is over. The next proposal opens it, and reads the text anew.
-    """
+    """Ends the session that a request has at a draft, its memory and its streams, where so many
+    rounds do without it that opening it anew costs little beside them, or all that are left do."""
 
     SHORTEST = 32
-    """Fewest rounds without the draft for which its session ends, so that none comes and goes all
-    the time."""
+    """Fewest rounds without the draft: no session comes and goes all the time."""
     OPENING_SHARE = 0.02
     """Share of these rounds that opening the session anew may take."""
 
     def __init__(self) -> None:
         self.is_asked = self.is_open = False
-        """Whether the draft was asked, and whether it answered, in the session that it has now."""
+        """True once the draft was asked, and once it answered, in the session that it has now."""
         self.opening = 0.0
         """Plain rounds of waits until it had answered, when it was opened last."""
         self._num_apart = 0
 
-    def planned(self, asks: bool) -> None:
-        """Take in whether the next round asks the draft."""
-        self._num_apart = 0 if asks else self._num_apart + 1
-
     def answers(self, waited: float, *, is_late: bool) -> bool:
-        """Take in a wait of so many plain rounds; return whether it says what the draft gains: the
-        first one in vain says only that the session opens."""
+        """Take in a wait of so many plain rounds; return whether it says what the draft gains. The
+        first one, if in vain, says only that the session opens."""
         is_first = not self.is_asked
         if not self.is_open:
             self.opening = waited + (0.0 if is_first else self.opening)
         self.is_asked, self.is_open = True, self.is_open or not is_late
         return not (is_first and is_late)
 
-    def ends(self, pause: int, remaining: int, opening: float) -> bool:
-        """Return, once, whether to end the session: `pause` rounds of a back-off and `remaining`
-        tokens are left, and opening it anew takes `opening` plain rounds."""
+    def ends(self, num_rounds: int, remaining: int, opening: float) -> bool:
+        """Return, once, whether to end the session, which `num_rounds` from now on are known to do
+        without, with `remaining` tokens left, where opening it takes `opening` plain rounds."""
+        before, self._num_apart = self._num_apart, self._num_apart + 1 if num_rounds else 0
         enough = max(min(opening / self.OPENING_SHARE, remaining), self.SHORTEST)
-        if not (self.is_asked and self._num_apart and self._num_apart + pause >= enough):
-            return False
-        self.is_asked = self.is_open = False
-        return True
+        ends = self.is_asked and num_rounds > 0 and before + num_rounds >= enough
+        if ends:
+            self.is_asked = self.is_open = False
+        return ends
 
 
 class OverlapGain:

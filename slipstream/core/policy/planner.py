@@ -51,8 +51,7 @@ class Planner:
             Average(first, num_values=3, weight=RequestPace.WEIGHT)
             for first in (DRAFTED_TOKENS, DRAFTED_ROUNDS)
         )
-        self._use, self._remaining = DraftUse(), 0
-        self._has_begun = False
+        self._use, self._has_begun = DraftUse(), False
         self._prompt_s = 0.0
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
@@ -65,16 +64,6 @@ class Planner:
         to spare, or when the target's own token is the last one allowed. Where many tokens are
         `forced` the draft is spared, and else leaves room for them.
         """
-        plan, self._remaining = self._planned(remaining, verdict), remaining
-        self._use.planned(plan.may_ask)
-        return plan
-
-    def leaves_draft(self) -> bool:
-        """Return whether to end the draft's session before the round planned last: see
-        `DraftUse`. The next proposal opens it anew."""
-        return self._use.ends(self._backoff.num_left, self._remaining, self._opening_cost)
-
-    def _planned(self, remaining: int, verdict: Verdict) -> Plan:
         self._prices.take(verdict.offer)
         self._begin()
         if self._settings.verification is Verification.TARGET_INIT:
@@ -89,6 +78,12 @@ class Planner:
         if depth < 1 or not self._speculates(remaining, copying):
             return _without_draft(nodes, copying, self._row_prices(nodes))
         return replace(self._shaped(depth, nodes), lookup=copying)
+
+    def leaves_draft(self, plan: Plan, remaining: int) -> bool:
+        """Return whether to end the draft's session before the round of this plan: see
+        `DraftUse`. The next proposal opens it anew."""
+        num_rounds = 0 if plan.may_ask else 1 + self._backoff.num_left
+        return self._use.ends(num_rounds, remaining, self._opening_cost)
 
     def forced(self, remaining: int, verdict: Verdict) -> tuple[int, ...]:
         """Return the tokens that a grammar forces behind `verdict`, as many as may be proposed."""
