@@ -45,8 +45,7 @@ def rounds_until_it_ends(opening, *, pause, remaining=10**6):
     use = DraftUse()
     use.answers(opening, is_late=False)
     for num_apart in range(1000):
-        use.planned(asks=False)
-        if use.ends(max(pause - num_apart, 0), remaining, use.opening):
+        if use.ends(1 + max(pause - num_apart, 0), remaining, use.opening):
             assert not use.ends(pause, remaining, use.opening)
             return num_apart
     return None
@@ -65,19 +64,15 @@ def test_a_session_that_is_asked_between_never_ends_and_one_that_was_not_asked_h
     assert not use.ends(1000, 1, 0.0)
     for _ in range(100):
         use.answers(0.0, is_late=False)
-        for _ in range(DraftUse.SHORTEST - 1):
-            use.planned(asks=False)
-            assert not use.ends(0, 1000, use.opening)
-        use.planned(asks=True)
-        assert not use.ends(1000, 1000, use.opening)
+        for num_rounds in (0, *[1] * (DraftUse.SHORTEST - 1)):
+            assert not use.ends(num_rounds, 1000, use.opening)
 
 
 def test_waits_while_a_session_opens_count_as_the_cost_of_that_and_the_first_not_as_a_failure():
     use = DraftUse()
-    assert [use.answers(waited, is_late=late) for waited, late in ((5, True), (3, True))] == [0, 1]
+    assert [use.answers(waited, is_late=True) for waited in (5, 3)] == [False, True]
     assert use.answers(1.0, is_late=False) and use.answers(7.0, is_late=True)
     assert use.opening == 9.0
-    use.planned(asks=False)
     assert use.ends(1000, 1000, use.opening)
     use.answers(2.0, is_late=False)
     assert use.opening == 2.0
