@@ -14,6 +14,7 @@ from slipstream.bench import load
 from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, measure_cost
+from slipstream.bench.figures import ByName
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
 from slipstream.bench.methods import (
     GRAMMAR,
@@ -57,20 +58,24 @@ def rounds(
     Both answer the same questions in this run, question by question in turn, drafting in every
     round. ratio is tokens per second over those of the embedded engine, as the caller sees
     them. The router's own part of a round is the rest beside engines, wires and serialisation.
+    With --kv also how fast the target streams the keys and values of a long text, raw and in 8
+    bits, and the rounds of a session beside it.
     """
     models.check()
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
     stack = models.stack().plan()
-    samples = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
+    samples, kv = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
-    show(*tables, *rounds_of.remarks(figures))
+    show(*tables, *(("", rounds_of.kv_table(kv)) if kv else ()), *rounds_of.remarks(figures))
     facts = models.facts() | prompts.facts() | plan_facts(plan)
-    output.write({"environment": facts, "rounds": figures})
+    output.write({"environment": facts, "rounds": figures, "kv": kv})
 
 
-def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> Samples:
+def _measured(
+    plan: rounds_of.RoundsPlan, models: ModelFlags, address: str, target: str
+) -> tuple[Samples, ByName]:
     with (
         Client(address, token=load_settings().token) as routed,
         Client.embedded(**models.given()) as embedded,
@@ -79,7 +84,8 @@ def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> S
         if plan.overlap:
             asks["overlap"] = plan.ask(routed, overlap=True)
         with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
-            return run_in_turn(asks, plan, advance=advance)
+            samples = run_in_turn(asks, plan, advance=advance)
+    return samples, asyncio.run(rounds_of.kv_figures(target)) if plan.kv else {}
 
 
 Endpoints = Annotated[

@@ -101,7 +101,7 @@ class KvMirror:
         if needed > self._num_slots:
             self._replace_buffers(needed)
 
-    def write(self, start: int, values: Sequence[Array]) -> None:
+    def write(self, start: int, values: Sequence[Array] | Array) -> None:
         """Keep `values`, of each layer [2 * kv_heads, count, head_dim], from position `start` on,
         and none behind them.
 

@@ -46,7 +46,7 @@ def pack(layers: Sequence[Array], encoding: KvEncoding) -> memoryview:
     copy = np.empty((len(layers), *layers[0].shape), bits)
     for into, layer in zip(copy, layers, strict=True):
         into[...] = layer.view(bits.newbyteorder("="))
-    return memoryview(copy.reshape(-1).view(np.uint8))
+    return copy.reshape(-1).view(np.uint8).data
 
 
 def unpack(frame: KvFrame, form: KvFormat) -> Array:
@@ -81,7 +81,7 @@ def _pack_int8(layers: Sequence[Array]) -> memoryview:
         scale[...] = largest.max(-1).view(np.float32) / np.float32(_LARGEST)
         exact *= np.reciprocal(np.where(scale == 0, np.float32(1), scale))[..., None]
         np.rint(exact, out=into, casting="unsafe")
-    return memoryview(payload)
+    return payload.data
 
 
 def _unpack_int8(frame: KvFrame, form: KvFormat) -> Array:
