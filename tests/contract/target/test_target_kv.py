@@ -1,6 +1,8 @@
 """What a stream of keys and values promises: the cache's own bits, in order, and nobody waits."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -251,6 +253,37 @@ async def test_verification_goes_on_while_a_reader_stalls_which_then_gets_everyt
         assert max(count for _, count in mirror.frames) == step
         assert step * mirror.form.bytes_per_position <= MAX_PAYLOAD_BYTES
         await stream.end()
+
+
+async def test_a_slice_that_is_replaced_while_it_is_copied_is_sent_as_it_is_then():
+    """The copies' only thread is kept busy until the session has gone back by some tokens."""
+    may_copy = threading.Event()
+    asyncio.get_running_loop().set_default_executor(copies := ThreadPoolExecutor(1))
+    copies.submit(may_copy.wait, LIMIT_S)
+    async with served_target(wide_model()) as served:
+        stream = await served.open(Session("s", len(LONG), 100))
+        await stream.verify(0, LONG)
+        mirror = served.mirror(stream, (1, 2))
+        await served.until(lambda load: load.num_kv_streams == 1)
+        await stream.verify(100, tuple(tiny.tokens(850, seed=1)))
+        may_copy.set()
+        await mirror.read_to(950)
+        assert same(mirror, served.cached(stream, mirror))
+        assert sum(count for _, count in mirror.frames) == 950
+        await stream.end()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_slice_is_held_until_it_is_replaced_or_its_session_ends(model, is_replaced):
+    engine = tiny.local_target(model)
+    await engine.verify(TokenSequence(SESSION, PROMPT), Proposal())
+    sender = engine.kv_sender("s", (0,), 0)
+    piece = sender.take(100)
+    tokens = (*PROMPT[:9], PROMPT[9] ^ 1) * 2 if is_replaced else (*PROMPT, 5, 6)
+    await engine.verify(TokenSequence(SESSION, tokens), Proposal())
+    assert sender.holds(piece) is not is_replaced
+    await engine.release("s")
+    assert not sender.holds(piece)
 
 
 async def test_a_reader_that_stalls_for_good_does_not_outlive_its_session_for_long():
