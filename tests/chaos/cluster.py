@@ -1,7 +1,7 @@
-"""Two routers, two targets, two drafts and Redis as processes on loopback, and the ways between."""
+"""Two routers, two targets, two drafts and Redis as processes on loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +13,11 @@ from chaos.nursery import Forked
 from chaos.traffic import Errand
 from slipstream.client import AsyncClient
 from slipstream.core.errors import SlipstreamError
+from slipstream.rpc.security import ClientTls
 from support.network.ports import free_ports
-from support.network.relay import Relay, Weather
 from support.services import fleet
 from support.services.stalls import LoggedStall, stalls_in
-from support.state.redis_server import valkey_binary
+from support.state.redis_server import ACCEPTS, valkey_binary
 
 ROLES = ("router", "target", "draft", "redis")
 TWO = {"router": 2, "target": 2, "draft": 2}
@@ -38,6 +38,7 @@ class Pair:
     draft: str
     share: int = 1
     """Requests ask for this part of the usual number of tokens."""
+    dtype: str = "float32"
 
     def shortened(self, errands: Sequence[Errand]) -> list[Errand]:
         """The errands, as long as this target can answer in a few seconds."""
@@ -57,22 +58,18 @@ def real_pair() -> Pair:
 class Cluster:
     """The processes by name, such as target-0. `start`, then anything, then `stop`."""
 
+    tls: ClientTls | None = None
+    """What clients of the services trust and show."""
+
     def __init__(
-        self,
-        pair: Pair,
-        folder: Path,
-        *,
-        sizes: Mapping[str, int] = TWO,
-        proxied: bool = False,
-        kept: Sequence[str] = (),
+        self, pair: Pair, folder: Path, *, sizes: Mapping[str, int] = TWO, kept: Sequence[str] = ()
     ) -> None:
         """`kept` are the router's flags for how long it keeps what has ended."""
         self._pair, self._folder, self._sizes = pair, folder, sizes
-        names = [name for role in sizes for name in self.names(role)]
-        self.ports = dict(zip([*names, "redis-0"], free_ports(len(names) + 1), strict=True))
+        names = [name for role in dict.fromkeys((*sizes, "redis")) for name in self.names(role)]
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self.members: dict[str, Member] = {}
-        self.links: dict[tuple[str, str], Relay] = {}
-        self._proxied, self._kept = proxied, kept
+        self._kept = kept
         self._watchers: dict[str, AsyncClient] = {}
 
     @property
@@ -89,15 +86,13 @@ class Cluster:
 
     async def start(self) -> None:
         """Start all, and wait until each router knows all."""
-        if self._proxied:
-            await self._lay_links()
         (self._folder / "redis").mkdir()
         for name in self.ports:
             self.members[name] = self._member(name)
         for member in self.members.values():
             member.start()
         for name in self.names("router"):
-            self._watchers[name] = AsyncClient(self._at(name))
+            self._watchers[name] = AsyncClient(self._at(name), tls=self.tls)
         await self.settled()
 
     async def settled(self) -> None:
@@ -109,16 +104,17 @@ class Cluster:
         for client in self._watchers.values():
             await client.aclose()
         await asyncio.gather(*(member.stop() for member in self.members.values()))
-        for link in self.links.values():
-            await link.stop()
 
-    def weather(self, weather: Weather, *ends: tuple[str, str]) -> None:
-        """On the ways between, given as (who dials, who is dialled); on all by default."""
-        for link in ends or self.links:
-            self.links[link].become(weather)
-
-    async def num_sessions(self, target: str) -> int:
-        return int((await fleet.load_of(fleet.TARGET, self._at(target))).num_sessions)
+    async def held(self) -> dict[str, int]:
+        """How many sessions, streams and requests each service holds for callers."""
+        held = {}
+        for name in self.names("target") + self.names("draft"):
+            service = fleet.TARGET if name.startswith("target") else fleet.DRAFT
+            load = await fleet.load_of(service, self._at(name), self.tls)
+            held[name] = load.num_sessions + load.num_kv_streams + load.num_waiting
+        for name, router in self._watchers.items():
+            held[name] = (await router.server_info()).num_requests
+        return held
 
     def stalls(self) -> dict[str, list[LoggedStall]]:
         """What has held event loops, by role, over all processes of its members."""
@@ -142,54 +138,56 @@ class Cluster:
         everybody = {role: self._sizes[role] for role in ("target", "draft")}
         await fleet.eventually(num_ready, lambda found: found == everybody, SETTLE_LIMIT_S)
 
-    async def _lay_links(self) -> None:
-        engines = [name for name in self.ports if not name.startswith("router")]
-        ways = [(router, end) for router in self.names("router") for end in engines]
-        ways += [("draft", target) for target in self.names("target")]
-        for way in ways:
-            self.links[way] = Relay(f"127.0.0.1:{self.ports[way[1]]}", seed=len(self.links))
-            await self.links[way].start()
+    def _host(self, name: str) -> str:
+        return "127.0.0.1"
 
-    def _at(self, to: str, *, by: str = "") -> str:
-        link = self.links.get((by, to))
-        return f"127.0.0.1:{self.ports[to]}" if link is None else link.address
+    def _entering(self, name: str) -> Callable[[], None] | None:
+        """What moves a member to its host; None for this machine."""
+        return None
 
-    def _all(self, role: str, *, by: str) -> str:
-        return ",".join(self._at(name, by=by) for name in self.names(role))
+    def _at(self, name: str) -> str:
+        return f"{self._host(name)}:{self.ports[name]}"
+
+    def _named(self, name: str) -> str:
+        """Where other services reach it."""
+        return self._at(name)
+
+    def _all(self, role: str) -> str:
+        return ",".join(map(self._at, self.names(role)))
 
     def _member(self, name: str) -> Member:
         role = name.partition("-")[0]
         if role == "redis":
-            command = _redis(self._folder / "redis", self.ports[name])
+            words = _redis(self._folder / "redis", self._host(name), self.ports[name])
+            command = Command(words, _accepts, self._entering(name))
             return Member(name, command, self._folder)
         if role == "gateway":
             words = [role, "--router", self.address, "--listen-address", self._at(name)]
             return Member(name, Command(words, says_ready), self._folder)
         flags = {"router": self._router, "target": self._target, "draft": self._draft}[role](name)
         words = [role, "--address", self._at(name), "--grace-s", str(GRACE_S), *flags]
-        return Member(name, Command(words, says_ready), self._folder)
+        return Member(name, Command(words, says_ready, self._entering(name)), self._folder)
 
     def _router(self, name: str) -> Iterable[str]:
-        redis = f"redis://{self._at('redis-0', by=name)}"
-        engines = [part for role in ("target", "draft") for part in self._engines(role, name)]
-        return [*engines, "--store-url", redis, *self._kept]
-
-    def _engines(self, role: str, router: str) -> tuple[str, str]:
-        return f"--{role}s", self._all(role, by=router)
+        engines = [part for role in ("target", "draft") for part in (f"--{role}s", self._all(role))]
+        stores = [f"redis://{self._named(name)}" for name in self.names("redis")]
+        return [*engines, *(word for url in stores for word in ("--store-url", url)), *self._kept]
 
     def _target(self, name: str) -> Iterable[str]:
-        named = ["--model", self._pair.target, "--dtype", "float32", "--threads", "1"]
-        return [*named, "--advertised-address", self._at(name, by="draft")]
+        named = ["--model", self._pair.target, "--dtype", self._pair.dtype, "--threads", "1"]
+        return [*named, "--advertised-address", self._named(name)]
 
     def _draft(self, _: str) -> Iterable[str]:
         named = ["--draft", self._pair.draft, "--target-model", self._pair.target]
-        return [*named, "--dtype", "float32", "--threads", "1"]
+        return [*named, "--dtype", self._pair.dtype, "--threads", "1"]
 
 
 @asynccontextmanager
-async def running(pair: Pair, folder: Path, **how: Any) -> AsyncIterator[Cluster]:
+async def running(
+    pair: Pair, folder: Path, *, kind: type[Cluster] = Cluster, **how: Any
+) -> AsyncIterator[Cluster]:
     """A cluster that is all there. It leaves its logs in the folder."""
-    cluster = Cluster(pair, folder, **how)
+    cluster = kind(pair, folder, **how)
     try:
         await cluster.start()
         yield cluster
@@ -197,26 +195,12 @@ async def running(pair: Pair, folder: Path, **how: Any) -> AsyncIterator[Cluster
         await cluster.stop()
 
 
-def _redis(folder: Path, port: int) -> Command:
+def _redis(folder: Path, host: str, port: int) -> list[str]:
     """A server at a port. What it answers is written to its file before: a kill loses nothing."""
-    words = [str(valkey_binary()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    words = [str(valkey_binary()), "--port", str(port), "--bind", host, "--dir", str(folder)]
     words += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
-
-    async def serves(_: Forked) -> bool:
-        return await _answers(port)
-
-    return Command(words, serves)
+    return [*words, "--protected-mode", "no"]
 
 
-async def _answers(port: int) -> bool:
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    try:
-        writer.write(b"PING\r\n")
-        return await reader.readline() == b"+PONG\r\n"
-    except OSError:
-        return False
-    finally:
-        writer.close()
+async def _accepts(process: Forked) -> bool:
+    return ACCEPTS in process.out.read_text()

@@ -70,7 +70,7 @@ def cluster_options():
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(pair, load, report, tmp_path_factory, cluster_options):
+async def cluster(cluster_options, pair, load, report, tmp_path_factory):
     """All of it running; what it needs has loaded while the answers were made."""
     assert load.answers
     nursery.finish()

@@ -23,6 +23,8 @@ class Command:
 
     words: Sequence[str]
     serves: Callable[[Forked], Awaitable[bool]]
+    enter: Callable[[], None] | None = None
+    """Moves a process to its host."""
 
 
 class Member:
@@ -115,7 +117,8 @@ class Member:
 
     async def _keep(self) -> None:
         while True:
-            self._process = Forked(self._command.words, self._out, self.log, clock=self._clock)
+            of = self._command
+            self._process = Forked(of.words, self._out, self.log, clock=self._clock, enter=of.enter)
             upping = asyncio.ensure_future(self._wait_up(self._process))
             try:
                 self.codes.append(await self._process.wait())

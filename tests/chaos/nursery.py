@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -54,12 +54,19 @@ class Forked:
     """A running process: a service by its role, or else a program by its path. After `finish`."""
 
     def __init__(
-        self, words: Sequence[str], out: Path, err: Path, *, clock: Path | None = None
+        self,
+        words: Sequence[str],
+        out: Path,
+        err: Path,
+        *,
+        clock: Path | None = None,
+        enter: Callable[[], None] | None = None,
     ) -> None:
-        """`words` are the role or path and its flags; what it says goes to the files."""
+        """`words` are the role or path and its flags; what it says goes to the files. `enter` moves
+        it to a host."""
         out.write_text("")
         self.out = out
-        arguments = (list(words), str(out), str(err), clock)
+        arguments = (list(words), str(out), str(err), clock, enter)
         self._process: BaseProcess = _CONTEXT.Process(target=_become, args=arguments, daemon=True)
         self._process.start()
 
@@ -97,8 +104,12 @@ class Forked:
         return self._process.exitcode
 
 
-def _become(words: list[str], out: str, err: str, clock: Path | None) -> None:
+def _become(
+    words: list[str], out: str, err: str, clock: Path | None, enter: Callable[[], None] | None
+) -> None:
     """Make the new process what was asked for; it ends with its parent."""
+    if enter is not None:
+        enter()
     if clock is not None:
         os.environ.update(clocks.following(clock))
         clocks.follow(clock)

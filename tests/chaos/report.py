@@ -22,6 +22,11 @@ class Fault:
     at: float
     streams: Sequence[Stream]
 
+    @property
+    def silence_s(self) -> float:
+        """Longest time without a token of one of them, in seconds."""
+        return max(stream.silence(self.at) for stream in self.streams)
+
 
 @dataclass(slots=True)
 class Scenario:

@@ -3,10 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from chaos.cluster import Cluster
 from chaos.report import Fault, Report, Scenario
@@ -31,6 +30,11 @@ class Load:
 def alone(load: Load) -> Load:
     """The part of it that belongs to no session."""
     return replace(load, errands=[each for each in load.errands if len(each.prompts) == 1])
+
+
+def asked_of(names: Iterable[str], load: Load) -> Load:
+    """The load that is answerable without these: what a session said is known to Redis alone."""
+    return alone(load) if any("redis" in name for name in names) else load
 
 
 class Chaos:
@@ -82,10 +86,16 @@ class Chaos:
         await self.cluster.settled()
 
     async def lasting(
-        self, names: Sequence[str], begin: Callable[[], None], end: Callable[[], None], *, s: float
-    ) -> None:
+        self,
+        names: Sequence[str],
+        begin: Callable[[], object],
+        end: Callable[[], object],
+        *,
+        s: float = 0,
+        most_tokens: int = MOST_TOKENS,
+    ) -> Fault:
         """Begin a disturbance at some moment, and end it after its time and all its streams."""
-        await self.some_moment()
+        await self.some_moment(most_tokens)
         fault = self.strike(*names)
         begin()
         try:
@@ -94,6 +104,7 @@ class Chaos:
         finally:
             end()
         await self.over(fault)
+        return fault
 
     async def over(self, fault: Fault) -> None:
         """Wait until the streams it came over have ended and everybody is back."""
@@ -101,13 +112,11 @@ class Chaos:
         await self.cluster.settled()
 
     async def idle(self) -> None:
-        """Let all streams end; then no target may hold anything for anybody."""
+        """Let all streams end; then no service may hold anything for a caller."""
         self.traffic.close()
         await self.traffic.ended(self.traffic.streams)
         await self.cluster.settled()
-        for name in self.cluster.names("target"):
-            asking = partial(self.cluster.num_sessions, name)
-            await fleet.eventually(asking, lambda num_sessions: num_sessions == 0)
+        await fleet.eventually(self.cluster.held, lambda held: not any(held.values()))
 
 
 @asynccontextmanager
@@ -119,7 +128,7 @@ async def disturbed(
     scenario = Scenario(name)
     traffic = Traffic(load.answers, load.errands)
     try:
-        async with traffic.flowing(cluster.address, load.num_streams):
+        async with traffic.flowing(cluster.address, load.num_streams, cluster.tls):
             yield Chaos(cluster, traffic, scenario, load)
     finally:
         scenario.take(traffic)

@@ -10,7 +10,7 @@ import pytest
 
 from chaos import clocks
 from chaos.nursery import Forked
-from chaos.scenario import alone, disturbed
+from chaos.scenario import asked_of, disturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 LENGTH_S = 5
@@ -20,19 +20,11 @@ JUMP_S = 3600
 ROLES = ("router", "target", "draft", "redis")
 
 
-def asked_of(role, load):
-    """The load that a role's loss of memory, writes or time leaves answerable.
-
-    What a session said before is known to Redis alone, so its next turn would wait or fail.
-    """
-    return alone(load) if role == "redis" else load
-
-
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_stop_changes_no_token_and_what_wakes_overwrites_nothing(
     cluster, load, report, role
 ):
-    async with disturbed(cluster, asked_of(role, load), report, f"stop of {role}") as chaos:
+    async with disturbed(cluster, asked_of([role], load), report, f"stop of {role}") as chaos:
         for _ in range(TIMES):
             (name,) = chaos.one_of(role)
             member = cluster.members[name]
@@ -76,7 +68,7 @@ async def test_a_clock_that_is_set_shows_in_its_process(clocked, tmp_path):
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_clock_that_is_set_changes_no_token(clocked, load, report, role, seconds):
     name = f"clock of a {role} set {seconds} s"
-    async with disturbed(clocked, asked_of(role, load), report, name) as chaos:
+    async with disturbed(clocked, asked_of([role], load), report, name) as chaos:
         (name,) = chaos.one_of(role)
         set_clock = clocked.members[name].set_clock
         await chaos.lasting([name], lambda: set_clock(seconds), lambda: set_clock(0), s=LENGTH_S)
@@ -93,7 +85,7 @@ async def test_a_full_disk_changes_no_token_and_ends_no_request(cluster, load, r
     def each(act):
         return lambda: [getattr(member, act)() for member in members.values()]
 
-    async with disturbed(cluster, asked_of(role, load), report, f"full disk of {role}") as chaos:
+    async with disturbed(cluster, asked_of([role], load), report, f"full disk of {role}") as chaos:
         for _ in range(TIMES if is_redis else 1):
             await chaos.lasting([*members], each("fill_disk"), each("free_disk"), s=LENGTH_S)
         await chaos.idle()

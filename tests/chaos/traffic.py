@@ -20,6 +20,7 @@ from slipstream.client import (
     SpeculationOptions,
 )
 from slipstream.core.errors import SlipstreamError
+from slipstream.rpc.security import ClientTls
 
 FORCED = SpeculationOptions(mode=Mode.FORCED)
 NGRAM = SpeculationOptions(mode=Mode.FORCED, drafter="ngram")
@@ -171,9 +172,11 @@ class Traffic:
         self._is_closing = True
 
     @asynccontextmanager
-    async def flowing(self, address: str, num_streams: int) -> AsyncIterator[None]:
+    async def flowing(
+        self, address: str, num_streams: int, tls: ClientTls | None = None
+    ) -> AsyncIterator[None]:
         """Traffic for as long as needed; at the end what runs is read to its end."""
-        async with AsyncClient(address, timeout_s=TIMEOUT_S) as client:
+        async with AsyncClient(address, tls=tls, timeout_s=TIMEOUT_S) as client:
             flows = [asyncio.ensure_future(self._flow(client)) for _ in range(num_streams)]
             try:
                 yield

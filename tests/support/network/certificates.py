@@ -47,6 +47,6 @@ class Certificates:
             beside.replace(self.folder / name)
 
 
-def certificates(folder: Path) -> Certificates:
-    make_certificates(folder, CertificateOptions())
+def certificates(folder: Path, *hosts: str) -> Certificates:
+    make_certificates(folder, CertificateOptions(hosts))
     return Certificates(folder)

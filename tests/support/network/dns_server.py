@@ -1,9 +1,10 @@
-"""A name server on loopback that says of any name whatever addresses it has at the moment.
+"""A name server that says of any name whatever addresses it has at the moment.
 It speaks as much of the DNS (RFC 1035) as gRPC's resolver asks for: A records over UDP, and that
 there are none of any other type."""
 
 import asyncio
 import ipaddress
+import re
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,10 +18,11 @@ _POINTS_TO_QUESTION = 0xC00C
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers for any name; `addresses` may change at any time."""
+    """Answers for any name; `addresses`, and those that are `named`, may change at any time."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
+        self.named: dict[str, list[str]] = {}
         self.port = 0
         self._transport: Any = None
 
@@ -39,8 +41,10 @@ class NameServer(asyncio.DatagramProtocol):
         number, *_ = _HEADER.unpack_from(data)
         end = data.index(0, _HEADER.size) + 1
         question = data[_HEADER.size : end + 4]
+        name = re.sub(rb"[\0-\x3f]", b".", question[1:-5]).decode().lower()
         kind, _ = struct.unpack_from("!2H", data, end)
-        records = [_record(address) for address in self.addresses] if kind == _TYPE_A else []
+        found = self.named.get(name, self.addresses)
+        records = [_record(address) for address in found] if kind == _TYPE_A else []
         header = _HEADER.pack(number, _IS_ANSWER, 1, len(records), 0, 0)
         return b"".join([header, question, *records])
 
@@ -51,10 +55,10 @@ def _record(address: str) -> bytes:
 
 
 @asynccontextmanager
-async def name_server() -> AsyncIterator[NameServer]:
+async def name_server(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[NameServer]:
     """One that answers for as long as needed."""
     loop = asyncio.get_running_loop()
-    transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
+    transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=(host, port))
     try:
         yield server
     finally:

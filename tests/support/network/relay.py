@@ -1,33 +1,13 @@
-"""TCP relays between services on loopback: they keep what passes, cut it, or are a bad network."""
+"""TCP relays between services on loopback: they keep what passes, or cut it."""
 
 import asyncio
-import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from enum import Enum
 from typing import Self
 
 LOOPBACK = "127.0.0.1"
-RETRANSMIT_S = 0.2
-"""Least cost of a lost packet in TCP."""
-SLOW_S = 0.3
-"""Delay of each piece on a slow way."""
 _PIECE = 1 << 16
-
-
-class Weather(Enum):
-    """Treatment of bytes on their way."""
-
-    FAIR = "fair"
-    SILENT = "silent"
-    """Nothing arrives, and no connection ends: a partition."""
-    CUT = "cut"
-    """Connections are reset, new ones are refused at once."""
-    LOSSY = "lossy"
-    """Some pieces arrive late, and all behind them."""
-    SLOW = "slow"
-    """Each piece arrives late."""
 
 
 class Relay:
@@ -36,28 +16,24 @@ class Relay:
     `streams` has the bytes of each connection that were sent there, and those that came back.
     """
 
-    def __init__(self, to: str, *, loss: float = 0.02, seed: int = 0, keeps: bool = False) -> None:
+    def __init__(self, to: str, *, keeps: bool = False) -> None:
         self._port = int(to.rpartition(":")[2])
-        self._loss, self._random = loss, random.Random(seed)
         self._keeps = keeps
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._passes = asyncio.Event()
-        self._passes.set()
-        self._weather = Weather.FAIR
         self._limits: Iterator[int] = iter(())
         self.streams: list[bytearray] = []
-        self.num_connections = self.num_cuts = self.num_lost = 0
+        self.num_connections = self.num_cuts = 0
 
     async def start(self) -> Self:
         self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
         return self
 
     async def stop(self) -> None:
-        self.become(Weather.CUT)
         if self._server is not None:
             self._server.close()
+        self.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -81,16 +57,6 @@ class Relay:
     def num_bytes(self) -> int:
         """Return the number of bytes that were kept."""
         return sum(map(len, self.streams))
-
-    def become(self, weather: Weather) -> None:
-        """Change the treatment of bytes from now on, also on connections that stand."""
-        self._weather = weather
-        if weather is Weather.SILENT:
-            self._passes.clear()
-        else:
-            self._passes.set()
-        if weather is Weather.CUT:
-            self.cut()
 
     def cut(self) -> None:
         """End all connections; there may be new ones."""
@@ -117,9 +83,6 @@ class Relay:
             near.transport.abort()
 
     async def _join(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
-        if self._weather is Weather.CUT:
-            return
-        await self._passes.wait()
         self.num_connections += 1
         limit = next(self._limits, sys.maxsize)
         try:
@@ -148,12 +111,6 @@ class Relay:
             self.streams.append(kept)
         with suppress(OSError):
             while limit > 0 and (piece := await reader.read(_PIECE)):
-                await self._passes.wait()
-                if self._weather is Weather.LOSSY and self._random.random() < self._loss:
-                    self.num_lost += 1
-                    await asyncio.sleep(RETRANSMIT_S)
-                if self._weather is Weather.SLOW:
-                    await asyncio.sleep(SLOW_S)
                 if self._keeps:
                     kept += piece
                 writer.write(piece[:limit])

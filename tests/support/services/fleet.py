@@ -14,6 +14,7 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.security import ClientTls
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import (
@@ -100,9 +101,9 @@ class Worker:
         return await load_of(self._service, self.address)
 
 
-async def load_of(service: str, address: str):
+async def load_of(service: str, address: str, tls: ClientTls | None = None):
     """Return the load that a target or a draft at an address reports."""
-    async with connect(address, ChannelOptions()) as channel:
+    async with connect(address, ChannelOptions(tls)) as channel:
         if service == TARGET:
             target = target_pb2_grpc.TargetServiceStub(channel)
             return (await target.GetTargetLoad(target_pb2.GetTargetLoadRequest())).load

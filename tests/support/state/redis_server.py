@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 LIMIT_S = 20.0
-_READY = "eady to accept connections"
+ACCEPTS = "eady to accept connections"
 
 
 def valkey_binary() -> Path:
@@ -74,7 +74,7 @@ class RedisServer:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(self._words, stdout=log, stderr=subprocess.STDOUT)
         until = time.monotonic() + LIMIT_S
-        while _READY not in (said := self._log.read_text()):
+        while ACCEPTS not in (said := self._log.read_text()):
             if self._process.poll() is not None or time.monotonic() > until:
                 self.kill()
                 raise AssertionError(f"the server did not start:\n{said}")
