@@ -130,8 +130,10 @@ class Offer:
 class Prices:
     """The costs of one request's rounds, from verdict to verdict, in plain rounds.
 
-    They are what was measured where the request runs, unless a profile that the user named pins
-    them: `step_cost` and `row_cost`, in plain rounds, hold whatever is measured.
+    A plain round is as long as the request waits for it, the way to the target and back included:
+    the farther away that is, the less nodes and draft steps cost. They are what was measured where
+    the request runs, unless a profile that the user named pins them: `step_cost` and `row_cost`, in
+    plain rounds, hold whatever is measured.
     """
 
     WEIGHT: ClassVar = 0.2
@@ -142,12 +144,21 @@ class Prices:
     row_cost: float | None = None
     step_s: float | None = None
     """Seconds that a draft step takes: at first what it took at the start."""
-    round_s: float | None = None
-    """Seconds of a plain round, if known."""
+    target_way_s: float | None = None
+    """Seconds of a round outside the target's engine, if known."""
+    draft_way_s: float | None = None
+    """Seconds of a proposal outside the draft's engine, if known."""
+    _engine_s: float | None = None
+    """Seconds of a plain round in the target's engine, if known."""
 
     def __post_init__(self) -> None:
         self._pinned = None if self.row_cost is None else RowCosts.straight(self.row_cost)
         self._costs = self._pinned or RowCosts.straight(DEFAULT_ROW_COST)
+
+    @property
+    def round_s(self) -> float | None:
+        """Seconds of a plain round, if known."""
+        return None if self._engine_s is None else self._engine_s + (self.target_way_s or 0.0)
 
     @property
     def step(self) -> float:
@@ -160,24 +171,32 @@ class Prices:
 
     def round(self, num_nodes: int) -> float:
         """Return the plain rounds that verifying so many nodes takes."""
-        return self._costs.of(1 + num_nodes)
+        return 1.0 + self._engine_share * (self._costs.of(1 + num_nodes) - 1.0)
 
     def nodes(self, count: int) -> tuple[float, ...]:
         """Return what the first, second … of `count` nodes adds to that."""
-        return self._costs.nodes(count)
+        share = self._engine_share
+        return tuple(share * cost for cost in self._costs.nodes(count))
 
     def take(self, offer: Offer | None) -> None:
         """Go by another offer from now on."""
         if offer is not None:
-            self.round_s = offer.round_s or self.round_s
+            self._engine_s = offer.round_s or self._engine_s
             self._costs = self._pinned or offer.costs or self._costs
 
     def waited(self, seconds: float) -> float:
         """Return the plain rounds that a wait takes."""
         return seconds / self.round_s if self.round_s and 0 <= seconds < math.inf else 0.0
 
-    def drafted(self, num_steps: int, waited_s: float | None) -> float:
-        """Learn that a proposal of so many steps took so long; return its cost in plain rounds.
+    def verified(self, seconds: float) -> None:
+        """Learn that a verification took so long outside the target's engine. What is no time
+        teaches nothing."""
+        if 0 <= seconds < math.inf:
+            self.target_way_s = self._usual(self.target_way_s, seconds)
+
+    def drafted(self, num_steps: int, waited_s: float | None, engine_s: float | None) -> float:
+        """Learn that a proposal of so many steps took so long, and its engine so long of that, None
+        where nothing lies between; return its cost in plain rounds.
 
         One whose time is not given is counted as the others are. What is no time teaches nothing.
         """
@@ -185,11 +204,27 @@ class Prices:
             waited_s = None
         if waited_s is None or not self.round_s or self.step_cost is not None:
             return num_steps * self.step
-        step_s = waited_s / max(num_steps, 1)
+        engine_s = waited_s if engine_s is None else min(max(engine_s, 0.0), waited_s)
+        self.draft_way_s = usual_way_s = self._usual(self.draft_way_s, waited_s - engine_s)
+        step_s = engine_s / max(num_steps, 1)
         usual_s = step_s if self.step_s is None else self.step_s
         step_s = min(step_s, self.LARGEST_RISE * max(usual_s, 0.01 * self.round_s))
         self.step_s = usual_s + self.WEIGHT * (step_s - usual_s)
-        return min(waited_s, step_s * max(num_steps, 1)) / self.round_s
+        way_s = min(waited_s - engine_s, self.LARGEST_RISE * usual_way_s)
+        return (way_s + min(engine_s, step_s * max(num_steps, 1))) / self.round_s
+
+    @property
+    def _engine_share(self) -> float:
+        """Share of a plain round in the target's engine, which alone nodes make longer."""
+        if self._pinned is not None or not self.round_s:
+            return 1.0
+        return (self._engine_s or 0.0) / self.round_s
+
+    def _usual(self, usual_s: float | None, seconds: float) -> float:
+        """Return the average after another time; a stall counts as `LARGEST_RISE` times."""
+        if usual_s is None:
+            return seconds
+        return usual_s + self.WEIGHT * (min(seconds, self.LARGEST_RISE * usual_s) - usual_s)
 
 
 class Average:

@@ -1,7 +1,7 @@
 """A running request: rounds in, chunks of text and statistics out, and its journal."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -25,6 +25,9 @@ from slipstream.core.round import Clock, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.text import Detokenizer, Piece, TextStream, joined
 from slipstream.core.types import FinishReason, ReplyTiming
+
+
+Rounds = AsyncGenerator[Round, None]
 
 
 class Journal(Protocol):
@@ -54,6 +57,9 @@ class Run:
     clock: Clock
     journal: Journal | None = None
     observer: RoundObserver | None = None
+    ahead: Callable[[Rounds], Rounds] = lambda rounds: rounds
+    """Begins a round before the last one is turned into text. No round begins before it is known
+    that the text has no stop string."""
 
     def __post_init__(self) -> None:
         request = self.request
@@ -94,6 +100,7 @@ class Run:
             clock=self.clock,
             observer=self.observer,
         )
+        rounds = rounds if request.stop else self.ahead(rounds)
         async with aclosing(rounds):
             async for round_ in rounds:
                 self._count(round_, start)

@@ -183,7 +183,7 @@ class Exchange:
         return await self._read()
 
     async def _write(self, message: bytes, before: asyncio.Task[None] | None = None) -> None:
-        if before is not None:
+        if before is not None and not before.done():
             await asyncio.wait({before})
         if self._call is None:
             self._call = self._opened()

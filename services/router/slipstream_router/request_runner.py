@@ -138,9 +138,9 @@ class RequestRunner:
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
             run = await self._prepared(request, replicas, placed, written, recorder)
-            # The text of a round comes first: a stop string in it is to end the request.
-            chunks = aclosing(one_ahead(run.chunks()))
-            async for chunk in await stack.enter_async_context(chunks):
+            # The text of a round comes first where a stop string in it is to end the request.
+            chunks = one_ahead(run.chunks()) if request.stop else run.chunks()
+            async for chunk in await stack.enter_async_context(aclosing(chunks)):
                 await written.settled()
                 await call.send(chunk)
                 if chunk.stats is not None:
@@ -170,6 +170,7 @@ class RequestRunner:
             clock=time.perf_counter,
             journal=journal,
             observer=recorder.rounds,
+            ahead=one_ahead,
         )
         return await asyncio.to_thread(make_run) if request.past else make_run()
 

@@ -100,6 +100,8 @@ class Planner:
         if round_.index == 0:
             num_new = self._num_prompt_tokens - round_.verdict.num_cached
             self._prompt_s = round_.verifying_s * min(READ_TOKENS / max(num_new, 1), 1.0)
+        elif (timing := round_.verdict.timing) is not None:
+            self._prices.verified(round_.verifying_s - timing.engine_s - timing.queue_s)
         if not _teaches(round_):
             return
         self._record_overlap(round_)
@@ -126,7 +128,9 @@ class Planner:
         if round_.proposal.stopped_by == AHEAD or round_.proposal.fallback == LATE:
             return self._prices.waited(round_.proposing_s)
         is_timed = self._use.is_open and round_.proposing is not None
-        return self._prices.drafted(depth, round_.proposing_s if is_timed else None)
+        timing = round_.proposal.timing
+        engine_s = None if timing is None else timing.engine_s
+        return self._prices.drafted(depth, round_.proposing_s if is_timed else None, engine_s)
 
     def _record_draft(self, round_: Round, gain: float) -> None:
         waited = self._prices.waited(round_.proposing_s)
