@@ -16,6 +16,7 @@ from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, measure_cost
 from slipstream.bench.figures import ByName
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
+from slipstream.bench.kv_speed import kv_figures, kv_table
 from slipstream.bench.methods import (
     GRAMMAR,
     PLAIN,
@@ -68,7 +69,7 @@ def rounds(
     samples, kv = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
-    show(*tables, *(("", rounds_of.kv_table(kv)) if kv else ()), *rounds_of.remarks(figures))
+    show(*tables, *(("", kv_table(kv)) if kv else ()), *rounds_of.remarks(figures))
     facts = models.facts() | prompts.facts() | plan_facts(plan)
     output.write({"environment": facts, "rounds": figures, "kv": kv})
 
@@ -85,7 +86,7 @@ def _measured(
             asks["overlap"] = plan.ask(routed, overlap=True)
         with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
             samples = run_in_turn(asks, plan, advance=advance)
-    return samples, asyncio.run(rounds_of.kv_figures(target)) if plan.kv else {}
+    return samples, asyncio.run(kv_figures(target)) if plan.kv else {}
 
 
 Endpoints = Annotated[
