@@ -56,17 +56,20 @@ def rounds(
 ) -> None:
     """Cost of a round embedded and distributed, and where the time goes.
 
-    Both answer the same questions in this run, question by question in turn, drafting in every
-    round. ratio is tokens per second over those of the embedded engine, as the caller sees
-    them. The router's own part of a round is the rest beside engines, wires and serialisation.
+    All answer the same questions in this run, question by question in turn, the services also
+    without a draft. ratio is tokens per second over those of the embedded engine, as the caller
+    sees them. The router's own part of a round is the rest beside engines, wires and
+    serialisation. With --rtt-ms, relays hold back what goes between services that are far apart.
     With --kv also how fast the target streams the keys and values of a long text, raw and in 8
     bits, and the rounds of a session beside it.
     """
     models.check()
     plan = replace(plan, questions=prompts.questions())
+    models = replace(models, threads=1) if plan.pin else models
     models.stack().fetch()
-    stack = models.stack().plan()
-    samples, kv = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
+    services = rounds_of.Services(models.stack().plan(), plan)
+    with asyncio.Runner(loop_factory=rounds_of.precise_loop) as runner:
+        samples, kv = runner.run(services.during(partial(_measured, plan, models)))
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
     show(*tables, *(("", kv_table(kv)) if kv else ()), *rounds_of.remarks(figures))
@@ -75,18 +78,16 @@ def rounds(
 
 
 def _measured(
-    plan: rounds_of.RoundsPlan, models: ModelFlags, address: str, target: str
+    plan: rounds_of.RoundsPlan, models: ModelFlags, address: str, services: rounds_of.Services
 ) -> tuple[Samples, ByName]:
     with (
         Client(address, token=load_settings().token) as routed,
         Client.embedded(**models.given()) as embedded,
     ):
-        asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
-        if plan.overlap:
-            asks["overlap"] = plan.ask(routed, overlap=True)
+        asks = plan.asks(embedded, routed, services)
         with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
             samples = run_in_turn(asks, plan, advance=advance)
-    return samples, asyncio.run(kv_figures(target)) if plan.kv else {}
+    return samples, asyncio.run(kv_figures(services.target)) if plan.kv else {}
 
 
 Endpoints = Annotated[

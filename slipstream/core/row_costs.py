@@ -188,11 +188,11 @@ class Prices:
         """Return the plain rounds that a wait takes."""
         return seconds / self.round_s if self.round_s and 0 <= seconds < math.inf else 0.0
 
-    def verified(self, seconds: float) -> None:
-        """Learn that a verification took so long outside the target's engine. What is no time
-        teaches nothing."""
-        if 0 <= seconds < math.inf:
-            self.target_way_s = self._usual(self.target_way_s, seconds)
+    def verified(self, waited_s: float, engine_s: float | None) -> None:
+        """Learn that a verification took so long, and the target's engine so long of that, None
+        where nothing lies between. What is no time teaches nothing."""
+        if engine_s is not None and 0 <= waited_s - engine_s < math.inf:
+            self.target_way_s = self._usual(self.target_way_s, waited_s - engine_s)
 
     def drafted(self, num_steps: int, waited_s: float | None, engine_s: float | None) -> float:
         """Learn that a proposal of so many steps took so long, and its engine so long of that, None

@@ -26,7 +26,6 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.text import Detokenizer, Piece, TextStream, joined
 from slipstream.core.types import FinishReason, ReplyTiming
 
-
 Rounds = AsyncGenerator[Round, None]
 
 

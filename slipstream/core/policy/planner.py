@@ -10,7 +10,7 @@ from slipstream.core.round import NO_PLAN, Round
 from slipstream.core.row_costs import Average, Prices, RequestPace, step_worth
 from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import Copying
-from slipstream.core.types import Plan, Verdict, Verification
+from slipstream.core.types import Plan, ReplyTiming, Verdict, Verification
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
@@ -100,8 +100,8 @@ class Planner:
         if round_.index == 0:
             num_new = self._num_prompt_tokens - round_.verdict.num_cached
             self._prompt_s = round_.verifying_s * min(READ_TOKENS / max(num_new, 1), 1.0)
-        elif (timing := round_.verdict.timing) is not None:
-            self._prices.verified(round_.verifying_s - timing.engine_s - timing.queue_s)
+        else:
+            self._prices.verified(round_.verifying_s, _engine_s(round_.verdict.timing))
         if not _teaches(round_):
             return
         self._record_overlap(round_)
@@ -128,9 +128,8 @@ class Planner:
         if round_.proposal.stopped_by == AHEAD or round_.proposal.fallback == LATE:
             return self._prices.waited(round_.proposing_s)
         is_timed = self._use.is_open and round_.proposing is not None
-        timing = round_.proposal.timing
-        engine_s = None if timing is None else timing.engine_s
-        return self._prices.drafted(depth, round_.proposing_s if is_timed else None, engine_s)
+        seconds = round_.proposing_s if is_timed else None
+        return self._prices.drafted(depth, seconds, _engine_s(round_.proposal.timing))
 
     def _record_draft(self, round_: Round, gain: float) -> None:
         waited = self._prices.waited(round_.proposing_s)
@@ -256,6 +255,11 @@ class Planner:
             ahead=AHEAD_NODES if self._overlaps else 0,
             worth_s=self._worth_s,
         )
+
+
+def _engine_s(timing: ReplyTiming | None) -> float | None:
+    """Return the seconds of a reply in its engine, waiting for others included."""
+    return None if timing is None else timing.engine_s + timing.queue_s
 
 
 def _teaches(round_: Round) -> bool:
