@@ -19,9 +19,11 @@ MINUTES ?= 10
 CASES ?= 200000
 
 BIN := $(VENV)/bin
-# Two marks: all packages, and those alone that generate text, which are a third of them.
+# Two marks: all packages, and those alone that generate text, which are few: no torch.
 READY := $(VENV)/.ready
 ENGINE := $(if $(LOCKED),$(READY),$(VENV)/.ready-engine)
+# Where no compiler built the kernels, torch computes.
+LIBRARY := slipstream/models/native/lib/libslipstream_native.so
 SOURCES := pyproject.toml hatch_build.py $(wildcard slipstream/models/native/src/*) $(if $(LOCKED),locks/dev.lock,constraints.txt)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -39,7 +41,7 @@ define INSTALL
 	$(STAGE) "packages" env $(CACHED_CXX) $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 endef
 
-.PHONY: help install model demo test chaos fuzz fuzz-files check lint package pure sanitize compat bench gpu protos locks docs fmt clean
+.PHONY: help install model demo test chaos fuzz fuzz-files check lint package pure sanitize compat bench gpu protos locks forwards docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -61,7 +63,7 @@ ifeq ($(LOCKED),)
 # Kernels for this machine alone, half the time where it has AVX2 alone; `make test` compiles all.
 $(ENGINE): export SLIPSTREAM_KERNELS := host
 $(ENGINE): $(SOURCES)
-	$(INSTALL) '.[engine]'
+	$(INSTALL) ".[$$(test -f $(LIBRARY) && echo engine || echo torch)]"
 	$(STAGE) "model" $(BIN)/slipstream models pull $(MODEL)
 	$(STAGE) "first start" $(BIN)/slipstream generate --target $(MODEL) --max-new-tokens 1 --quiet Hi
 	@touch $(ENGINE)
@@ -130,6 +132,9 @@ protos: $(READY) ## regenerate slipstream/rpc/v1 from protos/
 
 locks: ## write locks/ anew from pyproject.toml and constraints.txt
 	VENV=$(VENV) .ci/locks
+
+forwards: model ## record the forwards of known models anew, where other bits are meant
+	$(BIN)/python .ci/forwards.py
 
 docs: $(READY) ## what is written out of the code, and all pages as a site in site/
 	$(BIN)/python tests/test_docs_options.py

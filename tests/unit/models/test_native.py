@@ -206,6 +206,7 @@ def test_a_tied_embedding_is_an_untied_copy_held_once_if_products_have_all_of_it
             model.model.embed_tokens.weight[::3] *= size
             model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     models[0].lm_head.weight = models[0].model.embed_tokens.weight
+    models[0].config.tie_word_embeddings = True
     tied, untied = (causal_model(model, engine="native") for model in models)
     tokens = tiny.tokens(40)
     assert all(map(np.array_equal, tiny.whole(tied, tokens), tiny.whole(untied, tokens)))
