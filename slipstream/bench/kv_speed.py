@@ -21,14 +21,13 @@ from slipstream.rpc.conversion.convert_common import value_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.kv import (
     DTYPE,
-    ENCODING,
     KvEncoding,
     KvFormat,
     KvStreamSource,
     frame_from_bytes,
     keep_freed_memory,
+    stream_request,
 )
-from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.v1 import target_pb2
@@ -114,14 +113,7 @@ class _KvStream:
         feed = self.target.feed("")
         assert feed is not None
         source = KvStreamSource(feed.session_id, feed.incarnation)
-        request = target_pb2.StreamKvRequest(
-            protocol_version=PROTOCOL_VERSION,
-            session_id=feed.session_id,
-            incarnation=feed.incarnation,
-            credential=feed.credential,
-            layers=form.layers,
-            encoding=ENCODING.to_pb(form.encoding),  # type: ignore[arg-type]
-        )
+        request = stream_request(source, feed.credential, form)
         mirror = KvMirror(form.layers, self._layout, limit=self._most)
         mirror.reserve(self._most)
         method: Any = self._channel.unary_stream(f"{_SERVICE}/StreamKv")

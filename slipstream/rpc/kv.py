@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.conversion.convert_common import message_of, paired
+from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.rpc.wire import bytes_head, cut_out
 
@@ -103,6 +104,21 @@ def keep_freed_memory() -> None:
     never touched.
     """
     bytearray(_KEPT_BYTES)
+
+
+def stream_request(
+    source: KvStreamSource, credential: str, form: KvFormat, **positions: int
+) -> target_pb2.StreamKvRequest:
+    """Return the request for a stream; `positions` are its start, skip_from and skip_to."""
+    return message_of(
+        target_pb2.StreamKvRequest,
+        form,
+        protocol_version=PROTOCOL_VERSION,
+        session_id=source.session_id,
+        incarnation=source.incarnation,
+        credential=credential,
+        **positions,
+    )
 
 
 def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> bytes:

@@ -24,8 +24,6 @@ class KvSlice:
     layers: tuple[Array, ...]
     pages: tuple[int, ...]
     """Pages of the positions."""
-    num_cuts: int
-    """Number of cuts of the sender before."""
 
     @property
     def count(self) -> int:
@@ -51,14 +49,11 @@ class KvSender:
         self._cache: KvCache | None = cache
         self._layers = tuple(layers)
         self._skipped = skipped
-        self._num_cuts = 0
         self.position = start
 
     def truncate(self, count: int) -> None:
         """Go back to position `count`: what was held from there on is replaced."""
-        if count < self.position:
-            self._num_cuts += 1
-            self._move(count)
+        self._move(min(self.position, count))
 
     def _move(self, position: int) -> None:
         self.position = self._skipped.stop if position in self._skipped else position
@@ -89,14 +84,15 @@ class KvSender:
         layers = (cache.gather(layer, start, end) for layer in self._layers)
         on_host = tuple(map(cache.pool.buffers.on_host, layers))
         self._move(end)
-        return KvSlice(start, on_host, _pages(cache, start, end), self._num_cuts)
+        return KvSlice(start, on_host, _pages(cache, start, end))
 
     def holds(self, piece: KvSlice) -> bool:
-        """Return whether a slice's positions are still there: then no forward has written to them,
-        and a copy is whole. Any thread."""
+        """Return whether the positions of a slice are still there, until the next is taken: then no
+        forward has written to them, and a copy is whole. Any thread."""
         cache, end = self._cache, piece.start + piece.count
-        is_cut = cache is None or piece.num_cuts != self._num_cuts
-        return cache is not None and not is_cut and piece.pages == _pages(cache, piece.start, end)
+        if cache is None or self.position < end:
+            return False
+        return piece.pages == _pages(cache, piece.start, end)
 
 
 def _pages(cache: KvCache, start: int, end: int) -> tuple[int, ...]:

@@ -16,8 +16,7 @@ from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.scorer import NUM_SINKS
-from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_bytes
-from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes, stream_request
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
 from slipstream.rpc.v1 import target_pb2
@@ -166,25 +165,16 @@ class KvReceiver:
     async def _stream(self, source: KvAddress) -> None:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
+        gap, start = self.mirror.gap, self.mirror.count
+        request = stream_request(
+            source, source.credential, self.form, start=start, skip_from=gap.start, skip_to=gap.stop
+        )
         async with (
             self._channels.to(source.address) as channel,
-            aclosing(_messages(channel, self._request(source))) as messages,
+            aclosing(_messages(channel, request)) as messages,
         ):
             async for message in messages:
                 self._take(message, source)
-
-    def _request(self, source: KvAddress) -> target_pb2.StreamKvRequest:
-        return target_pb2.StreamKvRequest(
-            protocol_version=PROTOCOL_VERSION,
-            session_id=source.session_id,
-            incarnation=source.incarnation,
-            credential=source.credential,
-            layers=self.form.layers,
-            skip_from=self.mirror.gap.start,
-            skip_to=self.mirror.gap.stop,
-            start=self.mirror.count,
-            encoding=ENCODING.to_pb(self.form.encoding),  # type: ignore[arg-type]
-        )
 
     def _take(self, message: bytes, source: KvStreamSource) -> None:
         frame = frame_from_bytes(message, source, self.form)
