@@ -116,16 +116,25 @@ class SlowWire:
         self.delay_s = 0.0
         self.to = self.address = ""
         """Address that it leads to, and its own, once it listens."""
+        self._relays: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> "SlowWire":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.address = ":".join(map(str, self._server.sockets[0].getsockname()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for relay in self._relays:
+            relay.cancel()
+        await asyncio.gather(*self._relays, asyncio.sleep(0), return_exceptions=True)
 
-    async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    def _accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        relay = asyncio.create_task(self._relay(near, back))
+        self._relays.add(relay)
+        relay.add_done_callback(self._relays.discard)
+
+    async def _relay(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         with closing(back), suppress(OSError):  # either side is gone: its end is passed on
             far, there = await asyncio.open_connection(*self.to.rsplit(":", 1))
             await asyncio.gather(self._carry(near, there), self._carry(far, back))

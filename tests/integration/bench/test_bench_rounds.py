@@ -41,14 +41,14 @@ def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_prin
     assert "draft waits for keys and values" in said
     assert "without a wait" in said
     written = json.loads(file.read_text())
-    assert set(written["rounds"]) == {"embedded", "distributed", "overlap"}
+    assert set(written["rounds"]) == {"embedded", "plain", "distributed", "overlap"}
     for engine, figures in written["rounds"].items():
         assert figures["identical"] == len(PROMPTS)
         assert figures["tokens"] == 24 * len(PROMPTS)
         if engine == "overlap":  # its rounds may go on without a proposal that is on its way
             assert set(figures["fallbacks"]) <= {"pending"}
         else:
-            assert figures["drafted_tokens"] > 0
+            assert (figures["drafted_tokens"] > 0) is (engine != "plain")
             assert figures["fallbacks"] == {}
     distributed = written["rounds"]["distributed"]["round_ms"]
     assert all(distributed[part] > 0 for part in ("draft_engine", "draft_wire", "target_wire"))
@@ -66,7 +66,22 @@ def test_the_stream_of_keys_is_measured_alone_and_beside_rounds(pair, prompts, t
     assert all(figure > 0 for figures in kv.values() for figure in figures.values())
 
 
+def test_services_far_apart_say_the_same(pair, prompts, tmp_path):
+    file = tmp_path / "rounds.json"
+    flags = ["--rtt-ms", "0,20", "--far", "all", "--max-new-tokens", "6", "--json", str(file)]
+    assert exit_code(["bench", "rounds", *pair, *prompts, *flags]) == 0
+    figures = json.loads(file.read_text())["rounds"]
+    assert all(of["identical"] == len(PROMPTS) for of in figures.values())
+    for name, part in (("plain", "target_wire"), ("distributed", "draft_wire")):
+        waited = [figures[f"{name} {ms} ms"]["round_ms"][part] for ms in (0, 20)]
+        assert waited[1] > max(waited[0], 18)
+
+
 BAD = [
+    (["--rtt-ms", "near"], "rtt_ms is 'near'"),
+    (["--rtt-ms", "1001"], "rtt_ms is 1001"),
+    (["--far", "router"], "far is router"),
+    (["--mode", "off"], "mode is off"),
     (["--max-new-tokens", "1"], "max_new_tokens is 1"),
     (["--draft", "ngram"], "a directory of GliDe weights"),
 ]

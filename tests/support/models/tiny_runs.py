@@ -43,7 +43,7 @@ class Letters:
         return bytes([ord("a") + token_id % 26])
 
 
-def run_of(models, ask, *, kind="vanilla", past=(), num_received=0, text=None):
+def run_of(models, ask, *, kind="vanilla", past=(), num_received=0, text=None, **how):
     """All chunks of a request on engines of its own."""
     target, scorer = models
     draft = LookupDraft(LocalDraft(scorer) if kind == "vanilla" else NgramDraft())
@@ -51,7 +51,7 @@ def run_of(models, ask, *, kind="vanilla", past=(), num_received=0, text=None):
     request = replace(request, past=past, num_received=num_received)
     engine = tiny.local_target(target)
     ports = SimpleNamespace(draft=draft, target=engine)
-    run = Run(ports, request, text=text or Letters(), clock=lambda: 0.0)
+    run = Run(ports, request, text=text or Letters(), clock=lambda: 0.0, **how)
     chunks = list(iterated(run.chunks()))
     for port in (draft, engine):
         finished(port.release("s"))

@@ -117,6 +117,48 @@ def test_the_first_draft_of_a_request_which_reads_its_prompt_is_not_held_against
     assert speculated(planner, FREE, waited_s=0.002, rounds=1) == 64
 
 
+def plan_from_afar(*, verifying_s=None, proposing_s=0.01, profile=None):
+    """The plan after rounds of 20 ms in the target's engine and 10 ms in the draft's, which take so
+    long as the request sees them; None: nothing lies between."""
+    planner, waited_s = planner_of(profile, step_s=0.0025), verifying_s or 0.02
+    verdict = verdict_of(3, offer_of(0.05, rows=32))
+    if verifying_s is not None:
+        verdict = replace(verdict, timing=ReplyTiming(engine_s=0.02))
+    drafted = replace(chain(4), timing=ReplyTiming(engine_s=0.01))
+    for _ in range(30):
+        planner.plan(999, verdict)
+        planner.record(replace(round_of(drafted, verdict, proposing_s), verifying=(0.0, waited_s)))
+    return planner.plan(999, verdict)
+
+
+def test_nodes_and_steps_cost_less_beside_a_target_that_is_far_away():
+    here, near, far = map(lambda s: plan_from_afar(verifying_s=s), (None, 0.02, 0.06))
+    assert here == near
+    ratio = far.row_prices[0] / near.row_prices[0]
+    assert ratio == pytest.approx(1 / 3, rel=0.4)  # their own time, in a plain round thrice as long
+    assert far.worth < near.worth
+
+
+def test_a_pinned_cost_of_nodes_counts_however_far_the_target_is():
+    pinned = Profile(row_cost=0.02)
+    near, far = (plan_from_afar(verifying_s=s, profile=pinned) for s in (0.02, 0.06))
+    assert far.row_prices[0] >= near.row_prices[0]
+
+
+def test_the_way_to_a_draft_makes_no_step_of_it_dear():
+    near, far = plan_from_afar(verifying_s=0.02), plan_from_afar(verifying_s=0.02, proposing_s=0.02)
+    assert far.worth <= near.worth
+
+
+def test_a_draft_whose_way_takes_longer_than_it_saves_is_given_up():
+    planner = planner_of(SHORT)
+    drafted, verdict = replace(chain(4), timing=ReplyTiming(engine_s=0.001)), verdict_of(1, FREE)
+    for _ in range(60):
+        is_drafted = planner.plan(999, verdict).max_depth > 0
+        planner.record(round_of(drafted if is_drafted else Proposal(), verdict, 0.06))
+    assert planner.plan(999, verdict).max_depth == 0
+
+
 def test_rounds_whose_rows_cost_more_than_they_bring_are_given_up():
     assert speculated(planner_of(SHORT), DEAR, waited_s=0.0) == 64
     assert speculated(planner_of(SHORT), offer_of(0.5), waited_s=0.0) <= 16

@@ -180,3 +180,17 @@ def test_a_round_is_its_tree_with_what_was_kept():
         RoundToken(b"", TARGET),
     )
     assert (shown.draft_s, shown.verify_s) == (0.25, 0.75)
+
+
+@pytest.mark.parametrize(("stop", "num_ahead"), [((), 1), (("zzz",), 0)])
+def test_a_round_begins_before_the_last_one_s_text_unless_a_stop_string_may_be_in_it(
+    models, stop, num_ahead
+):
+    def ahead(rounds):
+        used.append(rounds)
+        return rounds
+
+    used, ask = [], Ask(max_tokens=8, stop=stop)
+    chunks = run_of(models, ask, ahead=ahead)
+    assert len(used) == num_ahead
+    assert collected(chunks).token_ids == collected(run_of(models, ask)).token_ids
