@@ -105,14 +105,9 @@ def _torch() -> Iterator[tuple[str, Facts]]:
 
     from slipstream.models.dtypes import AUTO, choose_dtype
 
-    yield (
-        "torch",
-        {"threads": torch.get_num_threads(), "set": torch.backends.cpu.get_cpu_capability()},
-    )
-    has_gpu = torch.cuda.is_available()
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     about = {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
-    yield "GPU", about | ({"dtype auto": choose_dtype(AUTO, "cuda").name} if has_gpu else {})
+    yield "GPU", about | ({"dtype auto": choose_dtype(AUTO, "cuda").name} if names else {})
 
 
 def _version(package: str) -> str:

@@ -54,7 +54,8 @@ class ReferenceCheck:
         has their digest, or where native code computes and transformers is not installed.
         """
         self._model, self._mark = model, mark
-        self._recorded = recorded(model) if isinstance(model, WeightSource) else None
+        key = record_key(model) if isinstance(model, WeightSource) else ""
+        self._recorded = known_forwards().get(key, {}).get("forward_sha256")
         self._expected: tuple[Array, Array] | None = None
         known = None if mark is None else this_machine().get(mark)
         self._is_known = known == _CHECKED or (known == _ALONE and not has_torch())
@@ -125,12 +126,6 @@ def differences(
 def forward_digest(found: tuple[Array, Array]) -> str:
     """Return the SHA-256 of hidden states and logits, in little-endian float32."""
     return bytes_digest(b"".join(part.astype("<f4").tobytes() for part in found))
-
-
-def recorded(source: WeightSource) -> str | None:
-    """Return the digest of the forward of known weights; None for others."""
-    found: str | None = known_forwards().get(record_key(source), {}).get("forward_sha256")
-    return found
 
 
 def record_key(source: WeightSource) -> str:

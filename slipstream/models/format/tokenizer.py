@@ -25,7 +25,7 @@ from slipstream.text.template import default_template
 from slipstream.text.tokenizer import TextTokenizer
 
 _MORE_TEMPLATES = "additional_chat_templates"
-_ROLES_FILE, _ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
+_ROLES_FILE = "special_tokens_map.json"
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
@@ -65,24 +65,19 @@ def _of_folder(folder: Path) -> TextTokenizer:
         )
     roles = {name: _content(config[name]) for name in _ROLES if config.get(name)}
     backend = Tokenizer.from_file(str(folder / TOKENIZER))
-    backend.add_tokens(list(_added_tokens(folder, config, roles)))
+    backend.add_tokens(list(_added_tokens(config, roles)))
     return TextTokenizer.from_parts(
         backend.to_str().encode(), default_template(_templates(folder, config)), roles
     )
 
 
-def _added_tokens(
-    folder: Path, config: Mapping[str, Any], roles: Mapping[str, str]
-) -> Iterator[AddedToken]:
-    """Yield the tokens that a directory's files name beside tokenizer.json, in the order of ids."""
+def _added_tokens(config: Mapping[str, Any], roles: Mapping[str, str]) -> Iterator[AddedToken]:
+    """Yield the tokens that are named beside tokenizer.json, in the order of ids."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     extra = extra.values() if isinstance(extra, dict) else extra
     named = [*roles.values(), *map(_content, extra)]
-    if (given := config.get("added_tokens_decoder")) is None:
-        numbers = sorted((it, text) for text, it in _object(folder / _ADDED_FILE).items())
-        for _, text in numbers:
-            yield AddedToken(text, special=text in named, normalized=text not in named)
-    for _, token in sorted((given or {}).items(), key=lambda item: int(item[0])):
+    given = config.get("added_tokens_decoder", {})
+    for _, token in sorted(given.items(), key=lambda item: int(item[0])):
         yield AddedToken(**{name: token[name] for name in _FLAGS if name in token})
     yield from (AddedToken(text, special=True) for text in named)
 

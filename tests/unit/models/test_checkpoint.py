@@ -5,21 +5,17 @@ import json
 import runpy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import processors
-from transformers import AutoTokenizer
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models import reference
 from slipstream.models.format import tokenizer
-from slipstream.models.format.tokenizer import find_tokenizer
 from slipstream.models.glide.load import target_parts
-from slipstream.models.loaded import require_same_numbering
 from slipstream.models.loading import load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
@@ -28,7 +24,6 @@ from slipstream.models.native.weights import as_float32
 from slipstream.models.torch import transformers_model
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
-from slipstream.text.token_bytes import same_numbering
 from support.commands import ROOT
 from support.models import tiny
 from support.models.in_memory import causal_model
@@ -37,10 +32,8 @@ from support.models.tiny_checkpoint import (
     byte_tokenizer,
     change_config,
     change_weights,
-    piece_tokenizer,
     save_checkpoint,
     save_model,
-    text_tokenizer,
 )
 
 LOADERS = (load_model, load_target_parts)
@@ -189,49 +182,6 @@ def test_a_forward_is_held_to_the_digest_that_was_recorded_for_its_weights(
     reference.known_forwards.cache_clear()
 
 
-def test_files_name_tokens_beside_those_of_tokenizer_json(checkpoint):
-    plain = find_tokenizer(checkpoint, None)
-    path = checkpoint / "tokenizer_config.json"
-    named = {"bos_token": "<b>", "extra_special_tokens": ["<c>"], "chat_template": "old"}
-    added = {"260": {"content": "<d>", "special": False}, "259": {"content": "<b>"}}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
-    (checkpoint / "added_tokens.json").write_text('{"<b>": 259, "<d>": 260}')
-    for fields in ({}, {"added_tokens_decoder": added}):
-        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-        own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
-        text = "a<b> <c><d>"
-        assert own.text.encode(text, add_special_tokens=True) == theirs.encode(text)
-        assert own.text.parts().special_tokens == theirs.special_tokens_map
-        assert own.text.chat_template == theirs.chat_template == plain.text.chat_template
-    path.write_text('{"split_special_tokens": true}')
-    with pytest.raises(ModelMismatch, match="reads special tokens as plain text"):
-        find_tokenizer(checkpoint, None)
-
-
-@pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
-def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make):
-    make().save_pretrained(checkpoint)
-    first = find_tokenizer(checkpoint, None)
-    monkeypatch.setattr(tokenizer, "_read", lambda *_: pytest.fail("it was read again"))
-    again = find_tokenizer(checkpoint, None)
-    assert again.text.parts() == first.text.parts()
-    numbers = ("vocab_hash", "num_ids", "eos_token_id")
-    assert all(getattr(again, name) == getattr(first, name) for name in numbers)
-    text = "hello <|user|> wor 12 <s>"
-    ids = make().encode(text, add_special_tokens=True)
-    assert again.text.encode(text, add_special_tokens=True) == ids
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"json": "{}"}'])
-def test_a_changed_tokenizer_or_one_that_is_kept_broken_is_read_again(checkpoint, content):
-    first = find_tokenizer(checkpoint, None)
-    (kept,) = (checkpoint.parent / "kept").iterdir()
-    kept.write_text(content)
-    assert find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
-    (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
-    assert find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
-
-
 @pytest.mark.parametrize("device", ["", "nowhere", "meta", "cuda:99"])
 def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
     with pytest.raises(InvalidRequest, match=f"the device (is )?'{device}'"):
@@ -304,44 +254,3 @@ def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
     loaded = load_model(str(checkpoint))
     assert loaded.stop_token_ids == plain
     causal_model(loaded.model)
-
-
-NUMBERINGS = {
-    "added tokens": ({}, {"added": ("<a>",)}, None),
-    "fewer added ones": ({"added": ("<a>", "<b>")}, {"added": ("<a>",)}, None),
-    "another added one": (
-        *({"added": ("<a>", "<b>")}, {"added": ("<a>", "<c>")}),
-        "token 260 is '<c>' of the draft small, but '<b>' of the target large",
-    ),
-    "another token": (
-        *({"more": ("aa", "bb")}, {"more": ("aa", "cc"), "added": ("bb",)}),
-        "token 260 is 'cc' of the draft small, but 'bb' of the target large",
-    ),
-    "one token more": (
-        *({"added": ("<a>",)}, {"more": ("aa",), "added": ("<a>",)}),
-        "token 259 is 'aa' of the draft small, but '<a>' of the target large",
-    ),
-    "one token less": (
-        *({"more": ("aa",)}, {}),
-        "token 259 is none of the draft small, but 'aa' of the target large",
-    ),
-    "as many, others added": (
-        *({"more": ("<a>",)}, {"added": ("<a>",)}),
-        "the draft small has 259 tokens before those that were added, but the target large 260",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NUMBERINGS)
-def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(case, checkpoint):
-    ours, theirs, sentence = NUMBERINGS[case]
-    tokenizers = [byte_tokenizer(**ours), byte_tokenizer(**theirs)]
-    own, other = map(text_tokenizer, tokenizers)
-    small = replace(load_model(str(checkpoint)), tokenizer=other, model_id="small")
-    assert same_numbering(own.table.numbering, other.table.numbering) is (sentence is None)
-    if sentence is None:
-        require_same_numbering("large", own, small)
-        return
-    with pytest.raises(ModelMismatch) as refused:
-        require_same_numbering("large", own, small)
-    assert str(refused.value) == sentence
