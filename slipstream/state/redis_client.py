@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
@@ -136,6 +137,8 @@ def _system_reason(error: OSError) -> str | None:
         return f"shows a certificate that is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         return f"does not agree on TLS ({error.reason or 'it hung up'})"
+    if isinstance(error, socket.gaierror):  # its numbers are not the system's
+        return f"can't be found ({error.strerror})"
     return f"can't be reached ({os.strerror(error.errno)})" if error.errno else None
 
 

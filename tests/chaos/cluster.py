@@ -105,13 +105,19 @@ class Cluster:
             await client.aclose()
         await asyncio.gather(*(member.stop() for member in self.members.values()))
 
+    async def loads(self, role: str) -> dict[str, Any]:
+        """What each engine of a role reports."""
+        service = fleet.TARGET if role == "target" else fleet.DRAFT
+        loads = (fleet.load_of(service, self._at(name), self.tls) for name in self.names(role))
+        return dict(zip(self.names(role), await asyncio.gather(*loads), strict=True))
+
     async def held(self) -> dict[str, int]:
         """How many sessions, streams and requests each service holds for callers."""
-        held = {}
-        for name in self.names("target") + self.names("draft"):
-            service = fleet.TARGET if name.startswith("target") else fleet.DRAFT
-            load = await fleet.load_of(service, self._at(name), self.tls)
-            held[name] = load.num_sessions + load.num_kv_streams + load.num_waiting
+        held = {
+            name: load.num_sessions + load.num_kv_streams + load.num_waiting
+            for role in ("target", "draft")
+            for name, load in (await self.loads(role)).items()
+        }
         for name, router in self._watchers.items():
             held[name] = (await router.server_info()).num_requests
         return held

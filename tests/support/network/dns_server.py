@@ -4,7 +4,6 @@ there are none of any other type."""
 
 import asyncio
 import ipaddress
-import re
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,12 +40,19 @@ class NameServer(asyncio.DatagramProtocol):
         number, *_ = _HEADER.unpack_from(data)
         end = data.index(0, _HEADER.size) + 1
         question = data[_HEADER.size : end + 4]
-        name = re.sub(rb"[\0-\x3f]", b".", question[1:-5]).decode().lower()
         kind, _ = struct.unpack_from("!2H", data, end)
-        found = self.named.get(name, self.addresses)
+        found = self.named.get(_name_in(question), self.addresses)
         records = [_record(address) for address in found] if kind == _TYPE_A else []
         header = _HEADER.pack(number, _IS_ANSWER, 1, len(records), 0, 0)
         return b"".join([header, question, *records])
+
+
+def _name_in(question: bytes) -> str:
+    labels, at = [], 0
+    while size := question[at]:
+        labels.append(question[at + 1 : at + 1 + size].decode().lower())
+        at += 1 + size
+    return ".".join(labels)
 
 
 def _record(address: str) -> bytes:
