@@ -113,11 +113,9 @@ class Cluster:
 
     async def held(self) -> dict[str, int]:
         """How many sessions, streams and requests each service holds for callers."""
-        held = {
-            name: load.num_sessions + load.num_kv_streams + load.num_waiting
-            for role in ("target", "draft")
-            for name, load in (await self.loads(role)).items()
-        }
+        held = {}
+        for name, load in (await self.loads("target") | await self.loads("draft")).items():
+            held[name] = load.num_sessions + load.num_kv_streams + load.num_waiting
         for name, router in self._watchers.items():
             held[name] = (await router.server_info()).num_requests
         return held

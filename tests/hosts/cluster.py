@@ -13,7 +13,6 @@ DOMAIN = "slip.test"
 PORTS = {"router": 50051, "target": 50061, "draft": 50062, "redis": 6379}
 NARROW, NARROW_MTU = "target-1", 1400
 """The host behind a tunnel, as of an overlay network: its packets are smaller than others'."""
-_MTU = 1500
 
 
 class HostCluster(Cluster):
@@ -30,7 +29,7 @@ class HostCluster(Cluster):
         return f"dns://{self.network.hosts[CLIENT].address}:53/{self._named('router')}"
 
     async def start(self) -> None:
-        mtus = {name: NARROW_MTU if name == NARROW else _MTU for name in self.ports}
+        mtus = {name: NARROW_MTU if name == NARROW else 1500 for name in self.ports}
         self.network = self._stack.enter_context(network(self._folder, mtus))
         hosts = self.network.hosts
         server = await self._stack.enter_async_context(name_server(hosts[CLIENT].address, 53))

@@ -8,9 +8,7 @@ import pytest
 
 from hosts.network import network, require_hosts
 
-PORT = 5000
-GONE_S = 0.3
-DELAY_S = 0.05
+PORT, GONE_S, DELAY_S = 5000, 0.3, 0.05
 
 
 def socket_of(host, kind):
