@@ -56,10 +56,9 @@ def rounds(
 ) -> None:
     """Cost of a round embedded and distributed, and where the time goes.
 
-    All answer the same questions in this run, question by question in turn, the services also
-    without a draft. ratio is tokens per second over those of the embedded engine, as the caller
-    sees them. The router's own part of a round is the rest beside engines, wires and
-    serialisation. With --rtt-ms, relays hold back what goes between services that are far apart.
+    All answer the same questions in this run, in turn, the services without a draft, too. ratio is
+    tokens per second over those of the embedded engine, as the caller sees them. The router's part
+    of a round is the rest beside engines, wires and serialisation. Relays delay the way to --far.
     With --kv also how fast the target streams the keys and values of a long text, raw and in 8
     bits, and the rounds of a session beside it.
     """

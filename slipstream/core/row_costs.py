@@ -130,9 +130,8 @@ class Offer:
 class Prices:
     """The costs of one request's rounds, from verdict to verdict, in plain rounds.
 
-    A plain round is as long as the request waits for it, the way to the target and back included:
-    the farther away that is, the less nodes and draft steps cost. They are what was measured where
-    the request runs, unless a profile that the user named pins them: `step_cost` and `row_cost`, in
+    A plain round includes the way to the target and back. Costs are what was measured where the
+    request runs, unless a profile that the user named pins them: `step_cost` and `row_cost`, in
     plain rounds, hold whatever is measured.
     """
 

@@ -80,8 +80,8 @@ def test_services_far_apart_say_the_same(pair, prompts, tmp_path):
 BAD = [
     (["--rtt-ms", "near"], "rtt_ms is 'near'"),
     (["--rtt-ms", "1001"], "rtt_ms is 1001"),
-    (["--far", "router"], "far is router"),
-    (["--mode", "off"], "mode is off"),
+    (["--far", "router"], "far is 'router'"),
+    (["--mode", "off"], "mode is 'off'"),
     (["--max-new-tokens", "1"], "max_new_tokens is 1"),
     (["--draft", "ngram"], "a directory of GliDe weights"),
 ]
