@@ -185,7 +185,7 @@
 {{- define "slipstream.tls.needed" -}}
 {{- $needed := list -}}
 {{- range $role := include "slipstream.roles" . | fromJsonArray -}}
-{{- if include "slipstream.role.enabled" (dict "root" $ "part" $role) }}{{ $needed = append $needed $role }}{{ end -}}
+{{- if (index $.Values $role).enabled }}{{ $needed = append $needed $role }}{{ end -}}
 {{- end -}}
 {{- if .Values.redis.enabled }}{{ $needed = append $needed "redis" }}{{ end -}}
 {{- if and .Values.tests.enabled .Values.router.enabled .Values.tls.requireClientCertificates }}{{ $needed = append $needed "client" }}{{ end -}}

@@ -105,7 +105,7 @@ dns:///{{ include "slipstream.part" . }}-headless.{{ .root.Release.Namespace }}.
 targets:
   - {{ include "slipstream.config.replicas" (dict "root" .root "part" "target") | quote }}
 drafts:
-{{- if include "slipstream.role.enabled" (dict "root" .root "part" "draft") }}
+{{- if .root.Values.draft.enabled }}
   - {{ include "slipstream.config.replicas" (dict "root" .root "part" "draft") | quote }}
 {{- else }} []
 {{- end }}

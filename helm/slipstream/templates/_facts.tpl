@@ -11,7 +11,7 @@
 
 {{/* Whether the draft runs in its target's container, on the same GPU. */}}
 {{- define "slipstream.draft.shared" -}}
-{{- if and (include "slipstream.role.enabled" (dict "root" . "part" "draft")) (eq .Values.draft.placement "target") -}}yes{{- end -}}
+{{- if and .Values.draft.enabled (eq .Values.draft.placement "target") -}}yes{{- end -}}
 {{- end -}}
 
 {{/* The role whose pods run a role. */}}
@@ -21,7 +21,7 @@
 
 {{/* Whether a role has pods, of this chart or on Ray. */}}
 {{- define "slipstream.role.hasPods" -}}
-{{- if and (include "slipstream.role.enabled" .) (eq .part (include "slipstream.role.host" .)) -}}yes{{- end -}}
+{{- if and (index .root.Values .part).enabled (eq .part (include "slipstream.role.host" .)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* The roles that the pods of a role run, as a list in JSON. */}}

@@ -64,15 +64,6 @@ each model. */}}
 {{- toJson $all -}}
 {{- end -}}
 
-{{/* Whether a role runs: of an engine for the model, or, in the release as a whole, for any. */}}
-{{- define "slipstream.role.enabled" -}}
-{{- if and (include "slipstream.role.isEngine" .) (hasKey .root.Values "models") -}}
-{{- range include "slipstream.models" .root | fromJsonArray -}}
-{{- if (get . $.part).enabled }}yes{{ end -}}
-{{- end -}}
-{{- else if (get .root.Values .part).enabled -}}yes{{- end -}}
-{{- end -}}
-
 {{/* Names of the models that a role's pods fetch, as a list in JSON. */}}
 {{- define "slipstream.role.models" -}}
 {{- $model := .root.Values.model -}}

@@ -74,7 +74,7 @@
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" . "ports" (ternary (list (int $.root.Values.target.ports.grpc) (int $.root.Values.draft.ports.grpc)) (list (int $.root.Values.target.ports.grpc)) (eq $.part "router"))) }}
 {{- end }}
 {{- end }}
-{{- if and (eq .part "router") (include "slipstream.role.enabled" (dict "root" .root "part" "draft")) }}
+{{- if and (eq .part "router") .root.Values.draft.enabled }}
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "draft")) | fromYamlArray) "ports" (list (.root.Values.draft.ports.grpc | int))) }}
 {{- end }}
 {{- if eq .part "http" }}
