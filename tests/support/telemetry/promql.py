@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SCRAPED = frozenset({"namespace", "job", "instance"})
-"""Labels that Prometheus itself puts on what it reads (the first one in Kubernetes)."""
+SCRAPED = frozenset({"namespace", "job", "instance", "slipstream_model"})
+"""Labels that Prometheus puts on what it reads: namespaces in Kubernetes, models by the chart."""
 
 _TEXT_OR_RANGE = re.compile(r'"(?:\\.|[^"\\])*"|\[[^\]]*\]')
 _LIST = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\b(?:\s*\(([^)]*)\))?")
