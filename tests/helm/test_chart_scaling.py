@@ -84,7 +84,7 @@ def test_a_scaler_goes_from_few_pods_to_more(documents):
         assert (0 if can_have_none else 1) <= least < most, title(scaler)
 
 
-def test_drafts_come_back_from_zero_by_the_sessions_of_targets():
+def test_drafts_are_kept_for_sessions_of_targets_and_come_back_from_zero_by_them():
     """Without a draft there is no series of drafts."""
     documents = rendered("keda")
     (scaler,) = (at for at in of_kind(documents, "ScaledObject") if scaled(at) == "draft")
@@ -114,13 +114,12 @@ def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(documents
             assert role in ROLES_OF[at.name], at.name
 
 
-def test_drafts_are_scaled_by_the_proposals_that_are_there_at_once_not_by_sessions():
+def test_drafts_grow_by_the_proposals_that_are_there_at_once():
     """Seconds in queue and engine, of one second: KEDA's query and the adapter's for an HPA."""
     keda = [at["query"] for role, at in queries(rendered("keda")) if role == "draft"]
-    drafting = [query for query in keda if "slipstream_sessions" not in query]  # but from zero
+    (drafting,) = (query for query in keda if "slipstream_sessions" not in query)
     (name,) = {name for role, name in metrics(rendered("large-cluster")) if role == "draft"}
-    assert len(drafting) == 1
-    for query in (*drafting, offered(name)["metricsQuery"]):
+    for query in (drafting, offered(name)["metricsQuery"]):
         rates = re.findall(r"rate\(slipstream_draft_(\w+)_duration_seconds_sum\{", query)
         assert query.startswith("sum(") and rates == ["queue", "engine"]
 
