@@ -12,8 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from support.deployment import lock_files, wheels
-from support.deployment.dockerfile import Workshop, stages
+from support.deployment import lock_files
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -84,9 +83,9 @@ def test_a_lock_has_every_requirement_at_a_version_that_it_takes(name):
 def test_a_lock_has_all_that_its_packages_need(name):
     needed = set()
     for requirement in asked(EXTRAS[name]):
-        needed |= wheels.closure(requirement.name)
+        needed |= lock_files.closure(requirement.name)
         for other in extras_named(requirement):
-            needed |= wheels.closure(other)
+            needed |= lock_files.closure(other)
     assert needed - set(locked(name)) == set()
 
 
@@ -123,17 +122,3 @@ def test_the_routers_lock_is_its_list():
     lines = (ROOT / "images/router.txt").read_text().splitlines()
     listed = {canonicalize_name(line) for line in lines if line and not line.startswith("#")}
     assert set(lock_files.read("router")) == listed
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("hatchling==1.33.0", "Hashes are required in --require-hashes mode"),
-        (f"hatchling==1.33.0 --hash=sha256:{'0' * 64}", "DO NOT MATCH THE HASHES"),
-    ],
-)
-def test_a_build_ends_where_a_hash_is_missing_or_another(line, said, tmp_path):
-    packed = wheels.pack(wheels.closure("hatchling"), tmp_path / "wheels")
-    shop = Workshop(tmp_path / "root", packed, lambda text: f"{line}\n")
-    with pytest.raises(AssertionError, match=said):
-        shop.carry_out(stages()["wheel"])

@@ -12,17 +12,8 @@ import pytest
 import yaml
 
 from slipstream.config import CACHE_VARIABLE
-from support.commands import ran
-from support.deployment.dockerfile import (
-    FILE,
-    ROLES,
-    ROOT,
-    environment,
-    last,
-    lineage,
-    parse,
-    stages,
-)
+from support.commands import ROOT, ran
+from support.deployment.dockerfile import FILE, ROLES, environment, last, lineage, parse, stages
 
 SECRET = re.compile(r"token|password|secret|credential|key", re.IGNORECASE)
 
@@ -174,7 +165,7 @@ def test_every_role_has_an_image_for_its_devices(job):
         (each["role"], each["device"], each["suffix"])
         for each in job["strategy"]["matrix"]["include"]
     }
-    engines = [("cpu", ""), ("cuda", "-cuda"), ("cuda", "-cuda-ray")]
+    engines = [("cpu", ""), ("cpu", "-torch"), ("cuda", "-cuda"), ("cuda", "-cuda-ray")]
     expected = {(role, *kind) for role in ROLES if role != "router" for kind in engines}
     assert built == {("router", "cpu", ""), *expected}
 

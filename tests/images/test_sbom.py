@@ -10,7 +10,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from support.deployment.dockerfile import ROOT
+from support.commands import ROOT
 
 STATUS = """\
 Package: libc6

@@ -1,13 +1,14 @@
-"""Lock files as packages with their versions and hashes, and with the hashes of other wheels."""
+"""Lock files as packages with their versions and hashes, and what installed packages need."""
 
-import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 LOCKS = Path(__file__).resolve().parent.parent.parent.parent / "locks"
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -44,18 +45,20 @@ def read(name: str) -> dict[str, Pin]:
     return pins
 
 
-def rehashed(text: str, wheels: Iterable[Path]) -> str:
-    """A lock whose packages have the hashes of these wheels, for those that there are."""
-    digests = {
-        parse_wheel_filename(at.name)[0]: hashlib.sha256(at.read_bytes()).hexdigest()
-        for at in wheels
-    }
-    lines = []
-    for line in _lines(text):
-        pin = _pin(line)
-        hashes = (digests[pin.name],) if pin.name in digests else pin.hashes
-        lines.append(" ".join([str(pin.requirement), *(f"--hash=sha256:{at}" for at in hashes)]))
-    return "\n".join(lines) + "\n"
+@cache
+def needed(name: str) -> set[str]:
+    asked = [Requirement(line) for line in distribution(name).requires or ()]
+    here = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return {canonicalize_name(each.name) for each in here}
+
+
+def closure(name: str) -> set[str]:
+    found: set[str] = set()
+    left = {canonicalize_name(name)}
+    while left:
+        found |= left
+        left = {other for each in left for other in needed(each)} - found
+    return found
 
 
 def _lines(text: str) -> Iterator[str]:
