@@ -44,6 +44,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "precompiled_charsmap": ([],),
 }
 """Fields that can't be honoured, and the values at which they change nothing."""
+_TEMPLATE = "tokenizer.chat_template"
 _TURN_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"}
 """Control tokens that end a turn in files that name no such token: older ones have no field."""
 
@@ -275,17 +276,14 @@ def _assembled(
 
 
 def _chat_template(file: GgufFile) -> str:
-    named_templates = {
-        name.removeprefix("tokenizer.chat_template."): value
+    found = {
+        name.removeprefix(_TEMPLATE).removeprefix(".") or "default": value
         for name, value in file.fields.items()
-        if name.startswith("tokenizer.chat_template.")
+        if name.startswith(_TEMPLATE)
     }
-    default = file.fields.get("tokenizer.chat_template")
-    if odd := [
-        text for text in (default or "", *named_templates.values()) if not isinstance(text, str)
-    ]:
+    if odd := [text for text in found.values() if not isinstance(text, str)]:
         raise WeightsError(f"{file.name} has a chat template {odd[0]!r:.40}, which is no text")
-    return default_template({"default": default, **named_templates})
+    return default_template(found)
 
 
 def _adds_bos(fields: TokenizerFields) -> bool:

@@ -4,7 +4,7 @@ refused with the reason. No pickles, no code."""
 import json
 import runpy
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,14 +16,17 @@ from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, We
 from slipstream.models import reference
 from slipstream.models.format import tokenizer
 from slipstream.models.glide.load import target_parts
+from slipstream.models.loaded import require_same_numbering
 from slipstream.models.loading import load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.weights import as_float32
+from slipstream.models.reference import record_key
 from slipstream.models.torch import transformers_model
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
+from slipstream.text.token_bytes import same_numbering
 from support.commands import ROOT
 from support.models import tiny
 from support.models.in_memory import causal_model
@@ -34,6 +37,7 @@ from support.models.tiny_checkpoint import (
     change_weights,
     save_checkpoint,
     save_model,
+    text_tokenizer,
 )
 
 LOADERS = (load_model, load_target_parts)
@@ -159,27 +163,20 @@ def test_known_weights_have_the_recorded_forward_and_transformers_has_it_nearly(
 
 
 @needs_native
-def test_a_forward_is_held_to_the_digest_that_was_recorded_for_its_weights(
-    checkpoint, monkeypatch, tmp_path
-):
-    def start():
-        causal_model(load_model(str(checkpoint)).model)
-
+def test_a_forward_is_held_to_the_digest_of_its_weights(checkpoint, monkeypatch):
     source = load_model(str(checkpoint)).model
-    own = reference.forward_digest(causal_model(source).sample())
-    monkeypatch.setattr(reference, "FORWARDS", tmp_path / "forwards.json")
+    digest, key = reference.forward_digest(causal_model(source).sample()), record_key(source)
+    monkeypatch.setattr(reference, "this_machine", lambda: Measurements(None))
     monkeypatch.setattr(transformers_model, "computed_states", lambda *_: pytest.fail("compared"))
-    for digest in (own, own[::-1]):
-        reference.known_forwards.cache_clear()
-        entry = {reference.record_key(source): {"forward_sha256": digest}}
-        reference.FORWARDS.write_text(json.dumps(entry))
-        monkeypatch.setattr(reference, "this_machine", lambda: Measurements(None))
-        with nullcontext() if digest == own else pytest.raises(ModelError, match="were recorded"):
-            start()
+    known = {key: {"forward_sha256": digest}}
+    monkeypatch.setattr(reference, "known_forwards", lambda: known)
+    causal_model(load_model(str(checkpoint)).model)
+    known[key] = {"forward_sha256": digest[::-1]}
+    with pytest.raises(ModelError, match="gives other numbers than were recorded"):
+        causal_model(load_model(str(checkpoint)).model)
     change_weights(checkpoint, **{"model.norm.weight": torch.full((32,), 0.5)})
-    with pytest.raises(pytest.fail.Exception, match="compared"):
-        start()  # other weights are others
-    reference.known_forwards.cache_clear()
+    with pytest.raises(pytest.fail.Exception, match="compared"):  # other weights are others
+        causal_model(load_model(str(checkpoint)).model)
 
 
 @pytest.mark.parametrize("device", ["", "nowhere", "meta", "cuda:99"])
@@ -254,3 +251,44 @@ def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
     loaded = load_model(str(checkpoint))
     assert loaded.stop_token_ids == plain
     causal_model(loaded.model)
+
+
+NUMBERINGS = {
+    "added tokens": ({}, {"added": ("<a>",)}, None),
+    "fewer added ones": ({"added": ("<a>", "<b>")}, {"added": ("<a>",)}, None),
+    "another added one": (
+        *({"added": ("<a>", "<b>")}, {"added": ("<a>", "<c>")}),
+        "token 260 is '<c>' of the draft small, but '<b>' of the target large",
+    ),
+    "another token": (
+        *({"more": ("aa", "bb")}, {"more": ("aa", "cc"), "added": ("bb",)}),
+        "token 260 is 'cc' of the draft small, but 'bb' of the target large",
+    ),
+    "one token more": (
+        *({"added": ("<a>",)}, {"more": ("aa",), "added": ("<a>",)}),
+        "token 259 is 'aa' of the draft small, but '<a>' of the target large",
+    ),
+    "one token less": (
+        *({"more": ("aa",)}, {}),
+        "token 259 is none of the draft small, but 'aa' of the target large",
+    ),
+    "as many, others added": (
+        *({"more": ("<a>",)}, {"added": ("<a>",)}),
+        "the draft small has 259 tokens before those that were added, but the target large 260",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERINGS)
+def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(case, checkpoint):
+    ours, theirs, sentence = NUMBERINGS[case]
+    tokenizers = [byte_tokenizer(**ours), byte_tokenizer(**theirs)]
+    own, other = map(text_tokenizer, tokenizers)
+    small = replace(load_model(str(checkpoint)), tokenizer=other, model_id="small")
+    assert same_numbering(own.table.numbering, other.table.numbering) is (sentence is None)
+    if sentence is None:
+        require_same_numbering("large", own, small)
+        return
+    with pytest.raises(ModelMismatch) as refused:
+        require_same_numbering("large", own, small)
+    assert str(refused.value) == sentence

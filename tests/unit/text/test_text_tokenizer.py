@@ -8,12 +8,19 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from slipstream.core.errors import InvalidRequest, WeightsError
+from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.format import tokenizer
+from slipstream.models.format.tokenizer import find_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 from support.commands import ROOT
-from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, text_tokenizer
+from support.models.tiny_checkpoint import (
+    byte_tokenizer,
+    piece_tokenizer,
+    save_checkpoint,
+    text_tokenizer,
+)
 
 LIBRARY = ROOT / "slipstream"
 TEXTS = [
@@ -233,3 +240,51 @@ def test_a_decoder_that_multiplies_text_or_searches_patterns_is_refused(decoder)
     backend.decoder = decoder
     with pytest.raises(WeightsError, match="decoder replaces a pattern, or a text by a longer one"):
         TokenTable.of(backend, without=1).check_decoder()
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "tokenizers_dir", lambda: tmp_path / "kept")
+    return save_checkpoint(tmp_path / "tiny")
+
+
+def test_files_name_tokens_beside_those_of_tokenizer_json(checkpoint):
+    plain = find_tokenizer(checkpoint, None)
+    path = checkpoint / "tokenizer_config.json"
+    named = {"bos_token": "<b>", "extra_special_tokens": ["<c>"], "chat_template": "old"}
+    added = {"260": {"content": "<d>", "special": False}, "259": {"content": "<b>"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
+    for fields in ({}, {"added_tokens_decoder": added}):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+        own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
+        text = "a<b> <c><d>"
+        assert own.text.encode(text, add_special_tokens=True) == theirs.encode(text)
+        assert own.text.parts().special_tokens == theirs.special_tokens_map
+        assert own.text.chat_template == theirs.chat_template == plain.text.chat_template
+    path.write_text('{"split_special_tokens": true}')
+    with pytest.raises(ModelMismatch, match="reads special tokens as plain text"):
+        find_tokenizer(checkpoint, None)
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
+def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make):
+    make().save_pretrained(checkpoint)
+    first = find_tokenizer(checkpoint, None)
+    monkeypatch.setattr(tokenizer, "_read", lambda *_: pytest.fail("it was read again"))
+    again = find_tokenizer(checkpoint, None)
+    assert again.text.parts() == first.text.parts()
+    numbers = ("vocab_hash", "num_ids", "eos_token_id")
+    assert all(getattr(again, name) == getattr(first, name) for name in numbers)
+    text = "hello <|user|> wor 12 <s>"
+    ids = make().encode(text, add_special_tokens=True)
+    assert again.text.encode(text, add_special_tokens=True) == ids
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"json": "{}"}'])
+def test_a_changed_tokenizer_or_one_that_is_kept_broken_is_read_again(checkpoint, content):
+    first = find_tokenizer(checkpoint, None)
+    (kept,) = (checkpoint.parent / "kept").iterdir()
+    kept.write_text(content)
+    assert find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
+    (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
+    assert find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
