@@ -97,7 +97,7 @@ async def test_a_bad_way_between_two_changes_no_token(cluster, load, report, wir
 @pytest.mark.chaos
 @pytest.mark.parametrize("wire", WIRES, ids=" and ".join)
 async def test_other_wires_under_streams_change_no_token(cluster, load, report, wires, wire):
-    async with disturbed(cluster, load, report, " and ".join(wire)) as chaos:
+    async with disturbed(cluster, asked_of(wire, load), report, " and ".join(wire)) as chaos:
         await chaos.some_moment()
         cluster.network.say(*wire)
         await chaos.traffic.after(1000)
