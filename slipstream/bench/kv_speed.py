@@ -16,21 +16,13 @@ from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.dtypes import CPU
 from slipstream.models.kv.cache import view_layout
 from slipstream.models.kv.pool import KvLayout
+from slipstream.rpc import kv
 from slipstream.rpc.channel import ChannelOptions, call_unary, connect
 from slipstream.rpc.conversion.convert_common import value_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
-from slipstream.rpc.kv import (
-    DTYPE,
-    KvEncoding,
-    KvFormat,
-    KvStreamSource,
-    frame_from_bytes,
-    keep_freed_memory,
-    stream_request,
-)
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.tensors import element_type, unpack
-from slipstream.rpc.v1 import target_pb2
+from slipstream.rpc.v1 import draft_pb2, target_pb2
 
 ALONE = "rounds alone"
 _SERVICE = "/slipstream.rpc.v1.TargetService"
@@ -46,7 +38,7 @@ async def kv_figures(address: str, *, seconds: float = 1.0) -> ByName:
 
     Medians of runs in turn, each of `seconds`; the reader is this process.
     """
-    keep_freed_memory()
+    kv.keep_freed_memory()
     async with connect(address, ChannelOptions()) as channel:
         method, request = f"{_SERVICE}/DescribeTarget", target_pb2.DescribeTargetRequest()
         about = await call_unary(channel, method, request, target_pb2.DescribeTargetResponse)
@@ -54,7 +46,7 @@ async def kv_figures(address: str, *, seconds: float = 1.0) -> ByName:
         await stream.target.verify(stream.sequence, Proposal())
         for _ in range(_KV_REPEATS):
             samples[ALONE].append({"round_ms": await stream.round_ms()})
-            for encoding in KvEncoding:
+            for encoding in kv.KvEncoding:
                 alone = await stream.mb_per_s(encoding)
                 both = await asyncio.gather(stream.mb_per_s(encoding), stream.round_ms())
                 sample = {"mb_per_s": alone, "beside_mb_per_s": both[0], "round_ms": both[1]}
@@ -74,12 +66,12 @@ class _KvStream:
         self._channel, self._about, self._seconds = channel, about, seconds
         self.target, self._most = self._remote(), min(_KV_TOKENS, about.context_length // 2)
         self.sequence = self._text("kv", self._most)
-        dtype = DTYPE.from_pb(about.layout.dtype, may_be_none=False)
+        dtype = kv.DTYPE.from_pb(about.layout.dtype, may_be_none=False)
         assert dtype is not None
         whole = value_from_pb(KvLayout, about.layout, dtype=element_type(dtype), device=CPU)
         layers = tuple(range(whole.num_layers))
         self._layout = view_layout(whole, layers)
-        self._form = KvFormat(layers, whole.num_kv_heads, whole.head_dim, dtype)
+        self._form = kv.KvFormat(layers, whole.num_kv_heads, whole.head_dim, dtype)
 
     def _remote(self) -> RemoteTarget:
         return RemoteTarget(Peer("the target", self._channel), self._about.identity, CallOptions())
@@ -100,7 +92,7 @@ class _KvStream:
         target.end()
         return median(times)
 
-    async def mb_per_s(self, encoding: KvEncoding) -> float:
+    async def mb_per_s(self, encoding: kv.KvEncoding) -> float:
         """Return the speed of whole snapshots, each into memory of its own."""
         form = replace(self._form, encoding=encoding)
         num_read, began = 0, time.perf_counter()
@@ -109,17 +101,16 @@ class _KvStream:
             num_read += len(self.sequence)
         return num_read * form.bytes_per_position / elapsed / 1e6
 
-    async def _read(self, form: KvFormat) -> None:
-        feed = self.target.feed("")
-        assert feed is not None
-        source = KvStreamSource(feed.session_id, feed.incarnation)
-        request = stream_request(source, feed.credential, form)
+    async def _read(self, form: kv.KvFormat) -> None:
+        feed = self.target.feed("") or draft_pb2.KvFeed()
+        source = kv.KvStreamSource(feed.session_id, feed.incarnation)
+        request = kv.stream_request(source, feed.credential, form)
         mirror = KvMirror(form.layers, self._layout, limit=self._most)
         mirror.reserve(self._most)
         method: Any = self._channel.unary_stream(f"{_SERVICE}/StreamKv")
         call = method(request.SerializeToString())
         while mirror.count < self._most:
-            frame = frame_from_bytes(await call.read(), source, form)
+            frame = kv.frame_from_bytes(await call.read(), source, form)
             mirror.write(frame.start, unpack(frame, form))
         call.cancel()
 

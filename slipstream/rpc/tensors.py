@@ -1,6 +1,5 @@
 """Keys and values between arrays and bytes: raw or 8-bit. Without messages and sessions."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ _BITS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
 """Bits travel as integers, little-endian on every host."""
 _SCALE = np.dtype("<f4")
 _LARGEST = 127
-_MAGNITUDE = np.int32(0x7FFFFFFF)
 _MAX_SCALE = float(np.finfo(np.float32).max) / _LARGEST
 
 
@@ -65,7 +63,7 @@ def unpack(frame: KvFrame, form: KvFormat) -> Array:
 def _pack_int8(layers: Sequence[Array]) -> memoryview:
     """Symmetric, rounded to nearest; a vector of zeros has scale 0."""
     shape = (len(layers), *layers[0].shape)
-    num_scales = math.prod(shape[:-1])
+    num_scales = len(layers) * layers[0][..., 0].size
     payload = np.empty(num_scales * (_SCALE.itemsize + shape[-1]), np.uint8)
     scales = payload[: num_scales * _SCALE.itemsize].view(_SCALE).reshape(shape[:-1])
     whole = payload[scales.nbytes :].view(np.int8).reshape(shape)
@@ -77,9 +75,9 @@ def _pack_int8(layers: Sequence[Array]) -> memoryview:
         else:
             exact[...] = layer
         # Without its sign a number is the larger, the larger its bits are.
-        np.bitwise_and(bits, _MAGNITUDE, out=largest)
+        np.bitwise_and(bits, 0x7FFFFFFF, out=largest)
         scale[...] = largest.max(-1).view(np.float32) / np.float32(_LARGEST)
-        exact *= np.reciprocal(np.where(scale == 0, np.float32(1), scale))[..., None]
+        exact /= np.where(scale == 0, np.float32(1), scale)[..., None]
         np.rint(exact, out=into, casting="unsafe")
     return payload.data
 

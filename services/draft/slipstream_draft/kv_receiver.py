@@ -165,16 +165,17 @@ class KvReceiver:
     async def _stream(self, source: KvAddress) -> None:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
-        gap, start = self.mirror.gap, self.mirror.count
-        request = stream_request(
-            source, source.credential, self.form, start=start, skip_from=gap.start, skip_to=gap.stop
-        )
         async with (
             self._channels.to(source.address) as channel,
-            aclosing(_messages(channel, request)) as messages,
+            aclosing(_messages(channel, self._request(source))) as messages,
         ):
             async for message in messages:
                 self._take(message, source)
+
+    def _request(self, source: KvAddress) -> target_pb2.StreamKvRequest:
+        start, gap = self.mirror.count, self.mirror.gap
+        positions = {"start": start, "skip_from": gap.start, "skip_to": gap.stop}
+        return stream_request(source, source.credential, self.form, **positions)
 
     def _take(self, message: bytes, source: KvStreamSource) -> None:
         frame = frame_from_bytes(message, source, self.form)
