@@ -1,11 +1,9 @@
 """Cost of a round, embedded and distributed: both answer the same questions in turn."""
 
 import asyncio
-import os
-import selectors
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, closing, suppress
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from rich.table import Table
@@ -23,12 +21,12 @@ from slipstream.bench.figures import (
 )
 from slipstream.bench.harness import Ask, Sample, Samples, TurnPlan
 from slipstream.client import Client
-from slipstream.core.errors import InvalidRequest, check
+from slipstream.core.errors import check
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.results import Timings
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.local.stack import Stack, StackPlan
-from slipstream.options import items, option
+from slipstream.options import option
 
 T = TypeVar("T")
 
@@ -48,10 +46,7 @@ PARTS = {
 """Parts of a round's time, and their labels."""
 
 
-PLAIN = "plain"
-FAR = {"draft": ("draft", "kv"), "all": ("draft", "kv", "target")}
-"""Wires that are slow, by what is far: from the router to either, and to the target's keys."""
-_PIECE = 1 << 16
+PLAIN, DISTRIBUTED = "plain", "distributed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,150 +58,36 @@ class RoundsPlan(TurnPlan):
     kv: bool = option(
         False, "Also measure the stream of the target's keys and values, and rounds beside it."
     )
-    rtt_ms: str = option("0", "Round-trip times of slow wires in milliseconds, as 0.2,5,20.")
-    far: str = option("draft", "What is so far away: draft, or all: the target, too.")
-    pin: bool = option(
-        False, "One thread each; the target and the embedded engine on the first core, others not."
-    )
 
     def __post_init__(self) -> None:
         TurnPlan.__post_init__(self)
         check(self.mode in ("forced", "auto"), "mode", self.mode, "forced or auto")
-        check(self.far in FAR, "far", self.far, "draft or all")
-        for rtt_ms in self.delays_ms():
-            check(0 <= rtt_ms <= 1000, "rtt_ms", rtt_ms, "0 to 1000")
 
-    def delays_ms(self) -> list[float]:
-        """Return the round-trip times. Raises `InvalidRequest` for what is no number."""
-        try:
-            return [float(text) for text in items(self.rtt_ms)]
-        except ValueError:
-            raise InvalidRequest(f"rtt_ms is {self.rtt_ms!r}, but must be numbers") from None
-
-    def asks(self, embedded: Client, routed: Client, services: "Services") -> dict[str, Ask]:
+    def asks(self, embedded: Client, routed: Client) -> dict[str, Ask]:
         """Return the functions that send questions, by name: to the engine in this process, and to
-        the services for every distance, plain and with the draft."""
-        speculations = {PLAIN: SpeculationOptions(mode=Mode.OFF)}
-        speculations["distributed"] = drafting = SpeculationOptions(mode=Mode(self.mode))
+        the services, plain and with the draft."""
+        drafting = SpeculationOptions(mode=Mode(self.mode))
+        asked = {EMBEDDED: (embedded, drafting), PLAIN: (routed, SpeculationOptions(mode=Mode.OFF))}
+        asked[DISTRIBUTED] = routed, drafting
         if self.overlap:
-            speculations["overlap"] = replace(drafting, overlap=True)
+            asked["overlap"] = routed, replace(drafting, overlap=True)
         sampling = self.sampling.params()
-
-        def ask(client: Client, speculation: SpeculationOptions, rtt_ms: float) -> Ask:
-            def send(text: str, *, max_tokens: int) -> Any:
-                services.set_distance(rtt_ms, is_local=client is embedded)
-                return client.generate(
-                    text, max_tokens=max_tokens, sampling=sampling, speculation=speculation
-                )
-
-            return send
-
-        found = {EMBEDDED: ask(embedded, drafting, 0.0)}
-        for rtt_ms in self.delays_ms():
-            where = "" if self.rtt_ms == "0" else f" {rtt_ms:g} ms"
-            for name, speculation in speculations.items():
-                found[name + where] = ask(routed, speculation, rtt_ms)
-        return found
+        return {
+            name: partial(client.generate, sampling=sampling, speculation=speculation)
+            for name, (client, speculation) in asked.items()
+        }
 
 
-class SlowWire:
-    """TCP relay to an address, which holds all bytes back for `delay_s`, in order."""
-
-    def __init__(self) -> None:
-        self.delay_s = 0.0
-        self.to = self.address = ""
-        """Address that it leads to, and its own, once it listens."""
-        self._relays: set[asyncio.Task[Any]] = set()
-
-    async def __aenter__(self) -> "SlowWire":
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = ":".join(map(str, self._server.sockets[0].getsockname()))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for relay in self._relays:
-            relay.cancel()
-        await asyncio.gather(*self._relays, asyncio.sleep(0), return_exceptions=True)
-
-    def _accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        relay = asyncio.create_task(self._relay(near, back))
-        self._relays.add(relay)
-        relay.add_done_callback(self._relays.discard)
-
-    async def _relay(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        with closing(back), suppress(OSError):  # either side is gone: its end is passed on
-            far, there = await asyncio.open_connection(*self.to.rsplit(":", 1))
-            await asyncio.gather(self._carry(near, there), self._carry(far, back))
-
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        loop, due = asyncio.get_running_loop(), 0.0
-        with closing(sink):
-            while piece := await source.read(_PIECE):
-                due = max(loop.time() + self.delay_s, due)
-                loop.call_at(due, sink.write, piece)
-            await asyncio.sleep(due - loop.time())
-
-
-@dataclass(eq=False)
-class Services:
-    """Target, draft and router on this machine, with slow wires between them where `plan` has
-    any; their logs are ignored, as what keeps one from starting is raised."""
-
-    stack: StackPlan
-    plan: RoundsPlan
-    _wires: Mapping[str, SlowWire] = field(default_factory=dict)
-    target: str = ""
-    """Address of the target, without a slow wire, once it serves."""
-    _cores: Sequence[int] = ()
-
-    async def during(self, work: Callable[[str, "Services"], T]) -> T:
-        """Return what `work` does with the router's address, in a thread."""
-        async with AsyncExitStack() as wires:
-            if self.plan.rtt_ms != "0":
-                names = FAR[self.plan.far]
-                self._wires = {name: await wires.enter_async_context(SlowWire()) for name in names}
-                keys = ("--advertised-address", self._wires["kv"].address)
-                target = (*self.stack.flags["target"], *keys)
-                self.stack = replace(self.stack, flags={**self.stack.flags, "target": target})
-            stack = Stack(self.stack, on_line=lambda name, line: None, reached=self._reached)
-            try:
-                address = await stack.start()
-                self.target = stack.engines["target"]
-                if self.plan.pin:
-                    self._pin(stack.pids)
-                return await asyncio.to_thread(work, address, self)
-            finally:
-                await stack.stop(hurry=True)
-
-    def set_distance(self, rtt_ms: float, *, is_local: bool) -> None:
-        """Set the round-trip time of what is far; the caller itself computes where `is_local`."""
-        for wire in self._wires.values():
-            wire.delay_s = rtt_ms / 2000
-        if self._cores:
-            _set_cores(os.getpid(), self._cores[:1] if is_local else self._cores[1:])
-
-    def _reached(self, role: str, address: str) -> str:
-        for name, wire in self._wires.items():
-            if name == role or (name, role) == ("kv", "target"):
-                wire.to = address
-        return self._wires[role].address if role in self._wires else address
-
-    def _pin(self, pids: Mapping[str, int]) -> None:
-        self._cores = sorted(os.sched_getaffinity(0))
-        check(len(self._cores) > 1, "the number of cores", len(self._cores), "2 or more with --pin")
-        for role, pid in pids.items():
-            _set_cores(pid, self._cores[:1] if role == "target" else self._cores[1:])
-
-
-def _set_cores(pid: int, cores: Sequence[int]) -> None:
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setaffinity(int(thread), cores)
-
-
-def precise_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop whose timers are exact: those of epoll are whole milliseconds."""
-    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+async def with_services(plan: StackPlan, work: Callable[[str, str], T]) -> T:
+    """Return what `work` does, in a thread, with the addresses of router and target of target,
+    draft and router on this machine; their logs are ignored, as what keeps one from starting is
+    raised."""
+    stack = Stack(plan, on_line=lambda name, line: None)
+    try:
+        router = await stack.start()
+        return await asyncio.to_thread(work, router, stack.engines["target"])
+    finally:
+        await stack.stop(hurry=True)
 
 
 def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:

@@ -58,17 +58,15 @@ def rounds(
 
     All answer the same questions in this run, in turn, the services without a draft, too. ratio is
     tokens per second over those of the embedded engine, as the caller sees them. The router's part
-    of a round is the rest beside engines, wires and serialisation. Relays delay the way to --far.
+    of a round is the rest beside engines, wires and serialisation.
     With --kv also how fast the target streams the keys and values of a long text, raw and in 8
     bits, and the rounds of a session beside it.
     """
     models.check()
     plan = replace(plan, questions=prompts.questions())
-    models = replace(models, threads=1) if plan.pin else models
     models.stack().fetch()
-    services = rounds_of.Services(models.stack().plan(), plan)
-    with asyncio.Runner(loop_factory=rounds_of.precise_loop) as runner:
-        samples, kv = runner.run(services.during(partial(_measured, plan, models)))
+    stack = models.stack().plan()
+    samples, kv = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
     show(*tables, *(("", kv_table(kv)) if kv else ()), *rounds_of.remarks(figures))
@@ -77,16 +75,16 @@ def rounds(
 
 
 def _measured(
-    plan: rounds_of.RoundsPlan, models: ModelFlags, address: str, services: rounds_of.Services
+    plan: rounds_of.RoundsPlan, models: ModelFlags, address: str, target: str
 ) -> tuple[Samples, ByName]:
     with (
         Client(address, token=load_settings().token) as routed,
         Client.embedded(**models.given()) as embedded,
     ):
-        asks = plan.asks(embedded, routed, services)
+        asks = plan.asks(embedded, routed)
         with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
             samples = run_in_turn(asks, plan, advance=advance)
-    return samples, asyncio.run(kv_figures(services.target)) if plan.kv else {}
+    return samples, asyncio.run(kv_figures(target)) if plan.kv else {}
 
 
 Endpoints = Annotated[

@@ -7,7 +7,7 @@ end of another process ends all.
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -52,28 +52,15 @@ class StackPlan:
 class Stack:
     """The services, for one event loop: `start`, then `watch`; `stop` in any case."""
 
-    def __init__(
-        self,
-        plan: StackPlan,
-        *,
-        on_line: OnLine,
-        reached: Callable[[str, str], str] = lambda role, address: address,
-    ) -> None:
-        """`reached` returns where the router reaches an engine that listens at an address."""
+    def __init__(self, plan: StackPlan, *, on_line: OnLine) -> None:
         self._plan = plan
         self._on_line = on_line
-        self._reached = reached
         self._children: dict[str, Child] = {}
         self._needed: list[asyncio.Task[None]] = []
         """Waits for the end of the services whose end ends all; each of them raises."""
         self._launching: asyncio.Task[Child] | None = None
         self.engines: dict[str, str] = {}
         """Addresses of target and draft, once they serve."""
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """The services' processes by role."""
-        return {role: child.pid for role, child in self._children.items()}
 
     async def start(self) -> str:
         """Start all; return the router's address once it serves.
@@ -87,9 +74,7 @@ class Stack:
         roles = [role for role in ("target", "draft") if role in self._plan.flags]
         engines = [await self._launch(role, ANY_PORT) for role in roles]
         self.engines = dict(zip(roles, await self._ready(*engines), strict=True))
-        flags = list[str]()
-        for role, address in self.engines.items():
-            flags += (f"--{role}s", self._reached(role, address))
+        flags = [part for role, place in self.engines.items() for part in (f"--{role}s", place)]
         listen = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", listen, *flags)
         (address,) = await self._ready(router)

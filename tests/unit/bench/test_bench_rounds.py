@@ -1,12 +1,10 @@
 """What a round costs: the parts add up, and everybody is asked in turn."""
 
-import asyncio
-
 import pytest
 
 from slipstream.bench.harness import TurnPlan, run_in_turn
 from slipstream.bench.questions import Question
-from slipstream.bench.rounds import SlowWire, parts_of, remarks, rounds_figures
+from slipstream.bench.rounds import parts_of, remarks, rounds_figures
 from slipstream.core.request.results import Timings
 from slipstream.core.request.stats import SpeculationStats
 from support.models import bench_files
@@ -100,29 +98,3 @@ def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on(
     assert [at.question.question_id for at in samples["b"]] == [0, 1, 2]
     assert all(at.wall_s == 1 for at in samples["a"])
     assert len(done) == len(log)
-
-
-async def echo(reader, writer):
-    """Send back whatever comes, until it ends."""
-    while piece := await reader.read(1 << 16):
-        writer.write(piece)
-        await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-
-
-async def test_a_slow_wire_hands_over_all_bytes_in_order_and_none_before_its_time():
-    server, loop = await asyncio.start_server(echo, "127.0.0.1", 0), asyncio.get_running_loop()
-    sent = bytes(range(256)) * 4096
-    async with server, SlowWire() as wire, asyncio.timeout(20):
-        wire.to = ":".join(map(str, server.sockets[0].getsockname()))
-        wire.delay_s, began = 0.02, loop.time()
-        reader, writer = await asyncio.open_connection(*wire.address.split(":"))
-        writer.write(sent)
-        assert await reader.readexactly(1) == sent[:1]
-        assert loop.time() - began >= 0.04
-        wire.delay_s = 0.0  # what is under way is not overtaken
-        writer.write(sent)
-        assert await reader.readexactly(2 * len(sent) - 1) == (sent + sent)[1:]
-        writer.close()
-        await writer.wait_closed()
