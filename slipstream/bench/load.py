@@ -50,7 +50,6 @@ Send = Callable[[Question, int], Awaitable[Answer]]
 """Function that sends a question, to be answered with at most so many tokens."""
 Answers = list[tuple[int | str, Answer]]
 NUM_REPEATS = 2
-"""Runs of each method in rounds of a shape."""
 Launches = Callable[[], AbstractContextManager[list[float]]]
 """Function that collects the milliseconds of kernels: see `cost.launches`."""
 

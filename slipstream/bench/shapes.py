@@ -119,5 +119,5 @@ def _byte_tokenizer() -> NumberedTokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([_END])
-    text = TextTokenizer.from_parts(backend.to_str().encode(), _TEMPLATE, {})
-    return NumberedTokenizer(text, text.vocab_hash, len(text), vocab[_END])
+    parts = backend.to_str().encode(), _TEMPLATE, {"eos_token": _END}
+    return NumberedTokenizer.of(TextTokenizer.from_parts(*parts))

@@ -44,7 +44,6 @@ _LATER = {
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
 _EXTRAS = {"cryptography": "serve", "torch": "torch", "transformers": "torch"}
-"""Extras of what is missing, where it is not `engine`."""
 _COMPLETION = ("--install-completion", "--show-completion", "--help")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

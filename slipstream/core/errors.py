@@ -7,7 +7,6 @@ FAILED = 1
 BAD_INPUT = 2
 """Exit code of a process with options or models that it can't use; another attempt fails too."""
 INTERRUPTED = 130
-"""Exit code of a process that was interrupted."""
 
 
 class SlipstreamError(Exception):

@@ -136,10 +136,8 @@ def has_torch() -> bool:
 def require_torch(subject: str) -> None:
     """Raise `ModelError` unless torch and transformers, which the subject needs, are installed."""
     if not has_torch():
-        raise ModelError(
-            f"{subject} needs torch and transformers, which are not installed:"
-            " pip install 'slipstream[torch]'"
-        )
+        missing = "torch and transformers, which are not installed"
+        raise ModelError(f"{subject} needs {missing}: pip install 'slipstream[torch]'")
 
 
 @cache

@@ -61,8 +61,8 @@ class ReferenceCheck:
         self._is_known = known == _CHECKED or (known == _ALONE and not has_torch())
         if ranks is not None and not isinstance(model, WeightSource):
             self._is_known = ranks.agree(self._is_known, model.device)
-        is_native = isinstance(model, WeightSource)
-        if not (self._is_known or self._recorded or (is_native and not has_torch())):
+        is_alone = isinstance(model, WeightSource) and not has_torch()
+        if not (self._is_known or self._recorded or is_alone):
             from slipstream.models.torch.transformers_model import computed_states
 
             own = model.reference() if isinstance(model, WeightSource) else model
@@ -84,8 +84,7 @@ class ReferenceCheck:
             raise ModelError(f"{name} can't be served: {reason}") from error
         if (fault := self._fault(found, sizes)) is not None:
             raise ModelError(f"{name} can't be served: {fault}")
-        is_alone = not (self._recorded or self._expected)
-        if is_alone:
+        if is_alone := not (self._recorded or self._expected):
             _LOG.warning(
                 "the forward of %s is not compared with transformers', which is not installed: pip"
                 " install 'slipstream[torch]' has it compared at the next start",

@@ -20,10 +20,6 @@ SHARD_INDEX = "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 _NO_CONFIG = "no config.json"
-_CONVERT = (
-    'transformers makes one of other files: `python -c "from transformers import AutoTokenizer as'
-    " t; t.from_pretrained('.').save_pretrained('.')\"` in the directory"
-)
 PICKLED = (
     'pickled weights are never loaded; convert them with `python -c "import torch,'
     " safetensors.torch as s; s.save_file(torch.load('pytorch_model.bin', 'cpu',"
@@ -47,7 +43,7 @@ def missing_part(folder: Path, *, has_tokenizer: bool = True) -> str | None:
     if lack := _missing_weights(folder):
         return lack
     if has_tokenizer and not (folder / TOKENIZER).is_file():
-        return f"no {TOKENIZER} ({_CONVERT})"
+        return f"no {TOKENIZER} (save_pretrained of transformers' AutoTokenizer writes one)"
     return None
 
 
