@@ -69,7 +69,7 @@ class Podman:
     def __exit__(self, *error: object) -> None:
         for words in (("rm", "--all", "--time", 0), ("volume", "prune"), ("network", "prune")):
             self(*words, "--force")
-        ran("umount", self.folder / "root" / "overlay")  # podman leaves this mounted
+        ran("umount", "--recursive", self.folder / "root" / "overlay")  # podman leaves it mounted
         shutil.rmtree(self.folder)
 
     def __call__(self, *words: object, is_refused: bool = False) -> str:
