@@ -38,12 +38,11 @@ _SERVICES = {
 
 # Modules of these commands load what few need: they are imported only when the commands are called.
 _LATER = {
-    "certs": ("slipstream.cli.certs", "Make certificates for TLS between services."),
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
     "train": ("slipstream.cli.train", "Train draft models."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
-_EXTRAS = {"cryptography": "serve", "torch": "torch", "transformers": "torch"}
+_EXTRAS = {"torch": "torch", "transformers": "torch"}
 _COMPLETION = ("--install-completion", "--show-completion", "--help")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -36,8 +36,9 @@ class HostCluster(Cluster):
         for name in self.ports:
             for known in (name, _role(name)):
                 server.named.setdefault(f"{known}.{DOMAIN}", []).append(hosts[name].address)
-        addresses = (hosts[name].address for name in self.ports)
-        self._certificates = certificates(self._folder / "certs", *server.named, *addresses)
+        names = (f"DNS:{name}" for name in server.named)
+        addresses = (f"IP:{hosts[name].address}" for name in self.ports)
+        self._certificates = certificates(self._folder, *names, *addresses)
         self.tls = self._certificates.client("client")
         await super().start()
 

@@ -36,7 +36,7 @@ def names(tmp_path_factory):
     model = tiny_checkpoint.save_checkpoint(folder / "tiny")
     # The pages leave limits to their defaults, which the tiny model's own context has no room for.
     tiny_checkpoint.change_config(model, max_position_embeddings=1024)
-    made = certificates(folder / "certs")
+    made = certificates(folder)
     keys = write_keys(folder / "keys.toml", key_of("alice", TOKEN))
     safe = {"tls_cert": made.cert("router"), "tls_key": made.key("router"), "key_file": keys}
     draft = f"vanilla:{model}"

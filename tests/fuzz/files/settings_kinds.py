@@ -17,7 +17,6 @@ from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 from fuzz.files.kinds import Kind
 from fuzz.files.mutations import json_lines, some_bytes, toml
 from slipstream.bench.questions import read_questions
-from slipstream.cli.certs import CertificateOptions, make_certificates
 from slipstream.cli.keys import add_key, remove_key
 from slipstream.cli.trace import page, summary
 from slipstream.config import load_config, load_settings
@@ -31,6 +30,7 @@ from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.traces import find_trace, read_spans
 from slipstream.train.data import ReadLimits, read_data
 from support.deployment.charts import CONFIGS
+from support.network.certificates import certificates
 
 
 def _configuration(cls: Callable[..., Any], section: str) -> Callable[[Path], object]:
@@ -89,8 +89,9 @@ def _keys(path: Path) -> None:
 @cache
 def _authority() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        make_certificates(Path(folder), CertificateOptions())
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        return {
+            path.name: path.read_bytes() for path in certificates(Path(folder)).folder.iterdir()
+        }
 
 
 def _pair(path: Path) -> None:

@@ -1,17 +1,16 @@
-"""Certificates for tests of TLS, of their own authority: what `slipstream certs dev` makes."""
+"""Certificates for tests of TLS, of their own authority: what the guide's commands make."""
 
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cli.certs import (
-    AUTHORITY,
-    CertificateOptions,
-    cert_path,
-    key_path,
-    make_certificates,
-)
 from slipstream.rpc.security import ClientTls, ServerTls
+from support.deployment import pages
+
+GUIDE = pages.ROOT / "docs/how-to/secure.md"
+LAST_NAME = "IP:::1"
+"""The last of the names that the guide gives every certificate."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +21,13 @@ class Certificates:
 
     @property
     def ca(self) -> Path:
-        return cert_path(self.folder, AUTHORITY)
+        return self.cert("ca")
 
     def cert(self, role: str) -> Path:
-        return cert_path(self.folder, role)
+        return self.folder / f"{role}.pem"
 
     def key(self, role: str) -> Path:
-        return key_path(self.folder, role)
+        return self.folder / f"{role}.key"
 
     def server(self, role: str, *, is_mutual: bool = True) -> ServerTls:
         return ServerTls(self.cert(role), self.key(role), self.ca if is_mutual else None)
@@ -47,6 +46,15 @@ class Certificates:
             beside.replace(self.folder / name)
 
 
-def certificates(folder: Path, *hosts: str) -> Certificates:
-    make_certificates(folder, CertificateOptions(hosts))
-    return Certificates(folder)
+def certificates(folder: Path, *names: str) -> Certificates:
+    """Run the guide's first block in a folder, with further names such as `DNS:gpu-1.example`.
+
+    Raises `OSError` with what the shell reported, such as that there is no openssl.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    code = pages.blocks(GUIDE.read_text())[0].code.replace(LAST_NAME, ",".join((LAST_NAME, *names)))
+    words = ["bash", "-euc", code]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"the commands of {GUIDE.name} failed: {done.stderr}")
+    return Certificates(folder / "certs")

@@ -1,6 +1,8 @@
 """Laws of certificates: replaced while a server runs, half written, taken away, and by name."""
 
 import shutil
+import stat
+import subprocess
 from contextlib import asynccontextmanager
 
 import grpc
@@ -59,6 +61,14 @@ async def ask(address, tls):
             await stub.GetTargetLoad(target_pb2.GetTargetLoadRequest())
         except grpc.aio.AioRpcError as error:
             return error_from(error)
+
+
+@pytest.mark.parametrize("role", ["router", "target", "draft", "redis", "client"])
+def test_the_guide_s_certificates_hold_on_both_sides_and_their_keys_are_their_owner_s(origin, role):
+    assert {stat.S_IMODE(origin.key(at).stat().st_mode) for at in ("ca", role)} == {0o600}
+    verify = ["openssl", "verify", "-x509_strict", "-CAfile", origin.ca, "-verify_hostname", role]
+    for side in ("sslserver", "sslclient"):
+        subprocess.run([*verify, "-purpose", side, origin.cert(role)], check=True)
 
 
 async def test_an_authority_taken_away_lets_its_callers_in_no_more(mine, origin, other):
