@@ -9,7 +9,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,8 @@ def main(
         nursery.finish()
         pair = Pair(distances.target, "glide", dtype="auto")
         figures = asyncio.run(_table(pair, plan, distances, Path(name)))
-    output.write({"facts": prompts.facts() | plan_facts(plan), "rounds": figures})
+    facts = asdict(distances) | prompts.facts() | plan_facts(plan)
+    output.write({"facts": facts, "rounds": figures})
 
 
 if __name__ == "__main__":
