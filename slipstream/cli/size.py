@@ -96,9 +96,8 @@ class Simulation:
         self._wire_ms = 0.0 if drafts is None else plan.wire_ms
         self._depth = 0 if drafts == 0 else plan.depth
         self._targets = [SimulatedTarget() for _ in range(plan.targets)]
-        self._drafting: list[float] = []
-        """Ends of the proposals that are under way."""
-        self._drafting_ms = 0.0
+        self._drafting, self._drafting_ms = list[float](), 0.0
+        """Ends of the proposals that are under way, and the time of all."""
         self._latencies: list[tuple[float, float]] = []
 
     def run(self, rate: float) -> dict[str, float]:
