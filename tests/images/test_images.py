@@ -61,17 +61,16 @@ def hardened(podman):
 
 
 @pytest.fixture(scope="module")
-def models(podman, real_model):
-    """The volume of the page, which is the cache of this machine."""
-    where = f"device={load_settings().cache_dir}"
-    podman("volume", "create", "--opt", "type=none", "--opt", "o=bind", "--opt", where, "models")
-    return "models:/models:ro"
+def models(real_model):
+    """The cache of this machine as the page's volume: Podman gives a volume an owner of its own."""
+    return f"{load_settings().cache_dir}:/models:ro"
 
 
 @pytest.fixture
 def answer(podman, hardened, models):
     """What the services of the page answer to its last command."""
-    done = ran("bash", "-euo", "pipefail", "-c", STARTED, env=podman.variables)
+    commands = STARTED.replace("models:/models:ro", models)
+    done = ran("bash", "-euo", "pipefail", "-c", commands, env=podman.variables)
     assert done.returncode == 0, done.stderr
     yield done.stdout
     podman("rm", "--force", "--time", 0, *ROLES, "http")

@@ -45,7 +45,6 @@ class Podman:
         (folder / "containers.conf").write_text(
             f"[containers]\ndefault_ulimits = {_LIMITS}\nlog_driver = 'k8s-file'\n"
             "[engine]\nruntime = 'runc'\ncgroup_manager = 'cgroupfs'\nevents_logger = 'file'\n"
-            f"volume_path = '{folder}/volumes'\n"
             f"[network]\nnetwork_backend = 'netavark'\nnetwork_config_dir = '{folder}/networks'\n"
         )
         (folder / "storage.conf").write_text(
@@ -67,7 +66,7 @@ class Podman:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for words in (("rm", "--all", "--time", 0), ("volume", "prune"), ("network", "prune")):
+        for words in (("rm", "--all", "--time", 0), ("network", "prune")):
             self(*words, "--force")
         ran("umount", "--recursive", self.folder / "root" / "overlay")  # podman leaves it mounted
         shutil.rmtree(self.folder)
