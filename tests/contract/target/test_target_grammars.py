@@ -13,7 +13,7 @@ from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
-from slipstream.models.torch.loading import load_target_parts
+from slipstream.models.loading import load_model
 from slipstream.verifying.build import BuiltTarget, build_target
 from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING
 from support.models import tiny
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def build(folder):
     def make() -> BuiltTarget:
-        return build_target(load_target_parts(str(folder), dtype="float32", device="cpu"))
+        return build_target(load_model(str(folder), dtype="float32", device="cpu"))
 
     return make
 

@@ -13,7 +13,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
-from slipstream.models.torch.loading import load_target_parts
+from slipstream.models.loading import load_model
 from slipstream.rpc.kv import DTYPE, KvDtype
 from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry import catalog
@@ -170,7 +170,7 @@ async def test_the_tokenizer_is_described_only_to_those_who_ask(served):
 
 
 def test_a_description_holds_all_that_a_router_and_a_draft_need(tmp_path):
-    loaded = load_target_parts(str(save_checkpoint(tmp_path / "tiny")), dtype="bfloat16")
+    loaded = load_model(str(save_checkpoint(tmp_path / "tiny")), dtype="bfloat16")
     built = build_target(loaded, limits=TargetLimits(hidden_layers=(0, 2)))
     about = describe(loaded, built, max_sessions=7)
     assert (about.identity.model_id, about.identity.vocab_size) == ("tiny", 259)

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.client import AsyncClient
 from slipstream.engine.thread import EngineThread
-from slipstream.models.torch.loading import load_target_parts
+from slipstream.models.loading import load_model
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.security import ClientTls
@@ -119,7 +119,7 @@ def target_servicer(
     hidden_layers: tuple[int, ...] = (),
 ) -> TargetServicer:
     """A target of a model, to be served and closed."""
-    loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
+    loaded = load_model(str(folder), dtype=dtype, device="cpu")
     built = build_target(loaded, limits=TargetLimits(hidden_layers=hidden_layers))
     about = describe(loaded, built, max_sessions=64)
     target = BatchedTarget(built.target, EngineThread("target"))
