@@ -101,20 +101,3 @@ async def test_requests_that_run_move_to_a_draft_that_is_added_until_none_is_cro
             results = await asyncio.gather(*requests)
     assert [result.token_ids for result in results] == await plain(prompts)
     assert all(set(result.stats.speculation.fallbacks) <= {"no keys"} for result in results)
-
-
-async def test_requests_in_back_off_leave_the_draft_with_its_memory_and_its_streams(pair, plain):
-    target, draft = pair
-    prompts = [f"prompt {number}" for number in range(4)]
-
-    async def use():
-        held, verified = await draft.load(), await target.load()
-        streams = verified.num_kv_streams, held.num_kv_streams
-        left = (held.num_sessions, held.kv_bytes, *streams) == (0, 0, 0, 0)
-        return left and held.num_rounds > 0, verified.num_sessions > 0
-
-    async with running(target, draft), routed([target], [draft]) as client:
-        requests = begin(client, prompts, SpeculationOptions())
-        await fleet.eventually(use, all)
-        results = await asyncio.gather(*requests)
-    assert [result.token_ids for result in results] == await plain(prompts)
