@@ -62,7 +62,7 @@ def piece_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def text_tokenizer(fast: PreTrainedTokenizerFast) -> TextTokenizer:
-    """The same tokenizer without transformers."""
+    """Return the same tokenizer without transformers."""
     parts = fast.backend_tokenizer.to_str().encode(), default_template(fast.chat_template)
     return TextTokenizer.from_parts(*parts, fast.special_tokens_map)
 
