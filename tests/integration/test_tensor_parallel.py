@@ -21,7 +21,7 @@ from slipstream.models.kv.batch import Part
 from slipstream.models.loading import causal_model
 from slipstream.models.torch.arrays import as_tensor
 from slipstream.models.torch.loading import load_target_parts
-from slipstream.models.torch.tensor_parallel import ClosePool
+from slipstream.models.torch.tensor_parallel import TensorParallelWorker, WorkerStep
 from slipstream.options import build
 from slipstream_target.config import TargetConfig
 from slipstream_target.tensor_parallel import WorkerProcesses
@@ -71,7 +71,8 @@ def world(request, tmp_path_factory):
         ) as driver:
             yield World(folder, dtype, family, driver)
             assert lost.empty()
-            driver.send(ClosePool(99))  # a rank that fails at a step says why
+            # A rank that fails at a step says why.
+            driver.send(WorkerStep(TensorParallelWorker.close, (99,)))
             reason = "rank 1 failed at a step of all ranks: KeyError(99)"
             assert lost.get(timeout=60) == (reason, False)
 

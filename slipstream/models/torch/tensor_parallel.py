@@ -8,7 +8,7 @@ and sums where the device can. How steps travel is the caller's business.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -28,65 +28,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPool:
-    """Make pool number `pool`: see `Decoder.new_pool`."""
+class WorkerStep:
+    """A method of `TensorParallelWorker`, and its arguments."""
 
-    pool: int
-    num_pages: int
-    scratch_rows: int
-    lasts: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PreparePool:
-    """`Decoder.prepare`."""
-
-    pool: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClosePool:
-    """Free a pool."""
-
-    pool: int
-
-
-@dataclass(frozen=True, slots=True)
-class CopySlots:
-    """`KvPool.copy`."""
-
-    pool: int
-    source: tuple[int, ...]
-    into: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RunForward:
-    """`TorchDecoder.compute`; the values of `packed` and the draws are rank 0's alone."""
-
-    pool: int
-    packed: PackedForward
-    draws: tuple[PackedDraws, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RunLogits:
-    """`CausalModel.logits` of so many hidden states, which rank 0 broadcasts."""
-
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class GatherHeads:
-    """Send rank 0 the heads of a layer at the positions of `span`, which lie in `pages`."""
-
-    pool: int
-    pages: tuple[int, ...]
-    layer: int
-    span: range
-
-
-WorkerStep = OpenPool | PreparePool | ClosePool | CopySlots | RunForward | RunLogits | GatherHeads
+    method: Callable[..., None]
+    arguments: tuple[Any, ...]
 
 
 class Workers(Protocol):
@@ -129,7 +75,8 @@ class SplitDecoder:
         self._numbers[pool] = number
         pool.peers = _WorkerPools(self, self._ranks, number)
         finalize(pool, self._closed.append, number)
-        self.together(OpenPool(number, num_pages, scratch_rows, lasts), lambda: None)
+        about = (number, num_pages, scratch_rows, lasts)
+        self.together(WorkerStep(TensorParallelWorker.open, about), lambda: None)
         return pool
 
     def forward(
@@ -138,19 +85,20 @@ class SplitDecoder:
         """See `Decoder.forward`."""
         packed, each = self._own.pack(batch, draws)
         sent, drawn = replace(packed, values=packed.values[:0]), tuple(each)
-        step = RunForward(self._numbers[pool], sent, tuple(replace(own, draws=()) for own in drawn))
+        shapes = tuple(replace(own, draws=()) for own in drawn)
+        step = WorkerStep(TensorParallelWorker.forward, (self._numbers[pool], sent, shapes))
         return self.together(step, lambda: self._own.compute(pool, packed, drawn))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.logits`."""
-        step = RunLogits(len(hidden))
+        step = WorkerStep(TensorParallelWorker.logits, (len(hidden),))
         logits: Tensor = self.together(
             step, lambda: self._own.logits(self._ranks.broadcast(hidden))
         )
         return logits
 
     def prepare(self, pool: KvPool) -> None:
-        step = PreparePool(self._numbers[pool])
+        step = WorkerStep(TensorParallelWorker.prepare, (self._numbers[pool],))
         self.together(step, lambda: self._own.prepare(pool))
 
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
@@ -164,7 +112,8 @@ class SplitDecoder:
         """
         try:
             while self._closed:
-                self._workers.send(ClosePool(self._closed.pop()))
+                closing = (self._closed.pop(),)
+                self._workers.send(WorkerStep(TensorParallelWorker.close, closing))
             self._workers.send(step)
             return work()
         except Exception as error:
@@ -179,11 +128,13 @@ class _WorkerPools:
         self._driver, self._ranks, self._number = driver, ranks, number
 
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
-        step = CopySlots(self._number, tuple(source), tuple(into))
+        slots = (self._number, tuple(source), tuple(into))
+        step = WorkerStep(TensorParallelWorker.copy, slots)
         self._driver.together(step, lambda: None)
 
     def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor | None:
-        step = GatherHeads(self._number, tuple(pages), layer, span)
+        place = (self._number, tuple(pages), layer, span)
+        step = WorkerStep(TensorParallelWorker.heads, place)
         return self._driver.together(step, lambda: self._ranks.heads(own))
 
 
@@ -198,28 +149,40 @@ class TensorParallelWorker:
     @torch.inference_mode()
     def run(self, step: WorkerStep) -> None:
         """Compute one step."""
-        decoder = self._decoder
-        match step:
-            case OpenPool():
-                pool = decoder.new_pool(step.num_pages, step.scratch_rows, lasts=step.lasts)
-                pool.take(step.num_pages)  # all of them clear; rank 0 counts their users
-                self._pools[step.pool] = pool
-            case PreparePool():
-                decoder.prepare(self._pools[step.pool])
-            case ClosePool():
-                del self._pools[step.pool]
-            case CopySlots():
-                self._pools[step.pool].copy(step.source, step.into)
-            case RunForward():
-                unknown = np.zeros(sum(step.packed.shape.sizes()), np.int32)
-                packed = replace(step.packed, values=unknown)
-                decoder.compute(self._pools[step.pool], packed, step.draws)
-            case RunLogits():
-                shape = (step.num_tokens, self._model.hidden_size)
-                dtype = torch_dtype(self._model.dtype)
-                hidden = torch.empty(shape, dtype=dtype, device=self._model.device)
-                decoder.logits(self._ranks.broadcast(hidden))
-            case GatherHeads():
-                pool = self._pools[step.pool]
-                slots = pool.slots(step.pages)[step.span.start : step.span.stop]
-                self._ranks.heads(pool.buffers.read(pool.layer(step.layer), slots))
+        step.method(self, *step.arguments)
+
+    def open(self, number: int, num_pages: int, scratch_rows: int, lasts: bool) -> None:
+        """Make the pool of this number: see `Decoder.new_pool`."""
+        pool = self._decoder.new_pool(num_pages, scratch_rows, lasts=lasts)
+        pool.take(num_pages)  # all of them clear; rank 0 counts their users
+        self._pools[number] = pool
+
+    def prepare(self, number: int) -> None:
+        """See `Decoder.prepare`."""
+        self._decoder.prepare(self._pools[number])
+
+    def close(self, number: int) -> None:
+        """Free a pool."""
+        del self._pools[number]
+
+    def copy(self, number: int, source: tuple[int, ...], into: tuple[int, ...]) -> None:
+        """See `KvPool.copy`."""
+        self._pools[number].copy(source, into)
+
+    def forward(self, number: int, sent: PackedForward, draws: tuple[PackedDraws, ...]) -> None:
+        """See `TorchDecoder.compute`; values and draws are rank 0's alone."""
+        unknown = np.zeros(sum(sent.shape.sizes()), np.int32)
+        self._decoder.compute(self._pools[number], replace(sent, values=unknown), draws)
+
+    def logits(self, num_tokens: int) -> None:
+        """Compute `CausalModel.logits` of so many hidden states, which rank 0 broadcasts."""
+        dtype = torch_dtype(self._model.dtype)
+        shape = (num_tokens, self._model.hidden_size)
+        hidden = torch.empty(shape, dtype=dtype, device=self._model.device)
+        self._decoder.logits(self._ranks.broadcast(hidden))
+
+    def heads(self, number: int, pages: tuple[int, ...], layer: int, span: range) -> None:
+        """Send rank 0 the heads of a layer at the positions of `span`, which lie in `pages`."""
+        pool = self._pools[number]
+        slots = pool.slots(pages)[span.start : span.stop]
+        self._ranks.heads(pool.buffers.read(pool.layer(layer), slots))

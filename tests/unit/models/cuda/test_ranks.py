@@ -123,8 +123,9 @@ def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
             for cache in caches:
                 cache.close()
         assert found[0].tokens == found[1].tokens
-        assert [type(step) for step in split.steps] == [tensor_parallel.RunForward]
-        assert not split.steps[0].packed.values.size
+        (step,) = split.steps
+        assert step.method is tensor_parallel.TensorParallelWorker.forward
+        assert not step.arguments[1].values.size
         hidden = [drawn.hidden.cpu() for drawn in found]
         logits = (model.logits(found[1].hidden).cpu() for model, _ in split.pools)
         for pair in (hidden, logits, states):
