@@ -11,7 +11,6 @@ from support.network.bad_routers import Failing, register
 from support.services.background import served
 from support.services.http_front import HELLO, chat, client_of, error_in, fronted, post
 
-NOBODY = "127.0.0.1:1"
 DRAFT, FRONT = "ngram", {"max_body_bytes": 1 << 16, "default_max_tokens": 2}
 FAILURES = [
     (errors.InvalidRequest, openai.BadRequestError, 400, "invalid_value"),
@@ -156,14 +155,6 @@ def test_an_error_after_the_first_words_is_the_last_event_of_the_stream():
             heard.extend(part.choices[0].delta.content for part in stream)
     # a list is extended part by part
     assert heard == ["", "x", "x"]
-
-
-def test_without_a_router_health_and_requests_say_so():
-    with fronted(NOBODY, timeout_s=0.2) as url:
-        assert httpx2.get(f"{url}/health").status_code == 503
-        answer = post(url, {"messages": HELLO})
-    assert answer.status_code in (503, 504)
-    error_in(answer)
 
 
 @pytest.mark.parametrize(("body", "place", "value"), REFUSED)

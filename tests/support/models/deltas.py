@@ -1,10 +1,10 @@
-"""Ports whose caller says piece by piece what becomes final, as the messages of a stream do."""
+"""Drafts whose caller says piece by piece what becomes final, as the messages of a stream do."""
 
 from slipstream.core.sequence import TokenSequence
 
 
 class ByDeltas:
-    """A draft or a target, called with a session and a delta in place of a sequence."""
+    """A draft, called with a session and a delta in place of a sequence."""
 
     def __init__(self, port):
         self._port = port
@@ -19,12 +19,6 @@ class ByDeltas:
 
     async def propose(self, session, delta, plan):
         return await self._port.propose(self._sequence(session, delta), plan)
-
-    async def verify(self, session, delta, proposal):
-        sequence = self._sequence(session, delta)
-        verdict = await self._port.verify(sequence, proposal)
-        sequence.append(verdict.tokens)
-        return verdict
 
     async def release(self, session_id):
         self._sequences.pop(session_id, None)

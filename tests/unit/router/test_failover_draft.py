@@ -138,16 +138,6 @@ async def test_a_draft_that_comes_back_gets_everything_from_the_start():
     assert after.texts == [[1, 2, 3, 4, 5, 6]]
 
 
-async def test_another_draft_takes_over_in_the_next_round():
-    first, second = Guesser("a", errors.Unavailable("gone")), Guesser("b")
-    world = World(first, second)
-    assert (await world.round(0, 1, 2, 3)).fallback == "unavailable"
-    assert (await world.round(3, 4)).fallback is None
-    assert world.excluded[-1] == {"a"}
-    assert world.draft.used == "b"
-    assert second.texts == [[1, 2, 3, 4]]
-
-
 async def test_a_request_leaves_a_crowded_draft_between_two_rounds_without_a_plain_one():
     first, second = Guesser("a"), Guesser("b")
     world = World(first, second)

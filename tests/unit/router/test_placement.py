@@ -63,17 +63,6 @@ def test_the_replica_with_the_keys_comes_first_until_it_is_crowded(idlest, most)
         assert address_of(replicas, "a:1") == address
 
 
-@pytest.mark.parametrize("had", [0, 1000])
-def test_twelve_requests_are_spread_evenly_over_three_replicas_whatever_they_had_before(had):
-    started = {"a:1": had, "b:1": had, "c:1": 0}
-    last = {"a:1": had, "b:1": had - 1, "c:1": 0}
-    for number in range(12):
-        address = address_of([replica(name, 0, began) for name, began in last.items()])
-        started[address] += 1
-        last[address] = had + 1 + number
-    assert started == {"a:1": had + 4, "b:1": had + 4, "c:1": 4}
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -197,6 +197,7 @@ def test_an_offer_comes_as_it_was_sent(offer):
     [
         *({"free_rows": 0}, {"round_s": -0.001}, {"round_s": float("nan")}),
         *({"costs": [0.5, 1.0, 1.0]}, {"costs": [2.0, 1.5, 3.0]}, {"cost_tokens": [8, 2, 32]}),
+        {"cost_tokens": [*range(2, 5002)], "costs": [2.0] * 5000},
     ],
 )
 def test_an_offer_that_can_not_be_is_none_and_the_verdict_counts(change):

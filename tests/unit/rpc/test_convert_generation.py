@@ -205,7 +205,7 @@ def test_what_is_no_number_is_refused(value):
 @pytest.mark.parametrize(
     "message",
     [
-        *(pb.Generation(), generation(prompt=pb.Prompt()), generation(prompt=pb.Prompt(text=""))),
+        generation(prompt=pb.Prompt()),
         generation(prompt=pb.Prompt(token_ids=pb.TokenIds())),
         generation(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=[2**31]))),
         generation(prompt=pb.Prompt(chat=pb.ChatMessages())),
@@ -213,10 +213,7 @@ def test_what_is_no_number_is_refused(value):
         generation(stopping=pb.StoppingCriteria(stop_token_ids=[1] * 65)),
         generation(stopping=pb.StoppingCriteria(ignore_eos=True), regex="a"),
         generation(stopping=pb.StoppingCriteria(stop=[""])),
-        generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),
-        generation(session=pb.SessionRef()),
-        generation(session=pb.SessionRef(session_id="a" * 65)),
-        *(generation(session=pb.SessionRef(session_id="a\n")), generation(request_id="two\nlines")),
+        *(generation(session=pb.SessionRef(session_id=at)) for at in ("", "a" * 65, "a\n")),
         *(generation(request_id="x" * 129), generation(model="é")),
     ],
 )

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CostCurve
-from slipstream.core.row_costs import Offer
 from slipstream.verifying.meter import Activity, LoadMeter, StepCost, TimeSpent
 from support.models.hand_clock import HandClock
 
@@ -71,14 +69,6 @@ def test_whatever_steps_took_every_one_has_an_offer(taken):
         assert 0 < offer.round_s < math.inf
         assert 1 <= offer.rows * sessions <= 512
         meter.record(StepCost(rows, sessions, keys, seconds))
-
-
-@pytest.mark.parametrize(
-    "bad", [{"rows": 0}, {"rows": 2, "round_s": -1.0}, {"rows": 2, "round_s": math.inf}]
-)
-def test_an_offer_that_can_not_be_is_refused(bad):
-    with pytest.raises(InvalidRequest, match="offer"):
-        Offer(**bad)
 
 
 def test_the_share_of_waiting_is_that_of_the_last_window_only():

@@ -185,26 +185,6 @@ def test_turns_appended_one_by_one_are_the_conversation_at_once(ending):
     assert held == encode_prompt(TOKENIZER, whole)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "reason"),
-    [
-        ("", "the prompt is empty"),
-        ("  \n", "the prompt is empty"),
-        ([], "the prompt is empty"),
-        ([-1], "token id -1"),
-        ([259], "token id 259, not 0 to 258"),
-        ([True], "text, token ids or messages"),
-        ([1, "a"], "text, token ids or messages"),
-        ([{"content": "a"}], r"messages\[0\].role must be a text"),
-        ([{"role": "user", "content": 3}], r"messages\[0\].content must be a text"),
-        ([user("a"), assistant("b")], "nothing to answer"),
-    ],
-)
-def test_an_ill_formed_prompt_is_refused(prompt, reason):
-    with pytest.raises(InvalidRequest, match=reason):
-        encode_prompt(TOKENIZER, prompt)
-
-
 @pytest.mark.parametrize("reply", ["Once", "Once ", " upon\n", ""])
 def test_the_last_reply_goes_on_without_an_end_or_a_new_turn(reply):
     form = PromptForm(continue_final=True)

@@ -247,13 +247,6 @@ def test_a_bad_option_is_one_sentence_and_exit_code_2(place, tmp_path, capsys, o
     assert len(sentence.splitlines()) == 1
 
 
-def test_every_conversation_is_in_one_shard(place, tmp_path):
-    lengths = [3, 50, 7, 480, 9, 200, 3, 12] * 5
-    run = data_run(place, tmp_path, batch=4)
-    found = [len(talk.prompt) for shard in make_shards(talks_of(*lengths), run) for talk in shard]
-    assert sorted(found) == sorted(lengths)
-
-
 def test_temperatures_come_as_often_as_their_weights(place, tmp_path):
     run = data_run(place, tmp_path, temperatures="0:3,0.7")
     talks = [talk for shard in make_shards(talks_of(*[5] * 2000), run) for talk in shard]

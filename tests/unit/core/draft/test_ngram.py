@@ -163,24 +163,11 @@ async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_
     assert chain.tree.tokens[0] in (5, 7)
 
 
-OUTCOMES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=60)
-
-
 def taught(outcomes):
     acceptance = MatchAcceptance()
     for match, is_right in outcomes:
         acceptance.learn(match, is_right=is_right)
     return acceptance
-
-
-@given(OUTCOMES, st.integers(1, 80))
-def test_what_is_trusted_is_a_probability(outcomes, match):
-    assert 0 < taught(outcomes).of(match) < 1
-
-
-def test_copies_that_were_right_are_trusted_more_and_wrong_ones_less():
-    fresh = MatchAcceptance().of(2)
-    assert taught([(2, True)] * 5).of(2) > fresh > taught([(2, False)] * 5).of(2)
 
 
 def test_what_fails_behind_short_matches_says_nothing_of_long_ones():

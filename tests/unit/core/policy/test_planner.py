@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.policy.planner import SURE, Planner
 from slipstream.core.policy.profile import DraftFacts, Profile, resolve
@@ -62,11 +61,6 @@ def test_a_plan_respects_the_request_the_limit_and_the_rows(remaining, rows, dep
         assert plan.max_nodes <= max(rows - 1, 1 if mode is Mode.FORCED else 0)
     if remaining >= 2 and (mode is Mode.FORCED or rows is None or rows >= 2):
         assert plan.max_depth >= 1
-
-
-def test_off_is_always_plain():
-    planner = planner_of(mode=Mode.OFF)
-    assert {planner.plan(n, PREFILL).max_depth for n in range(1, 50)} == {0}
 
 
 def failing_rounds(planner, count):
@@ -221,16 +215,3 @@ def test_roots_are_always_proposed_even_when_nothing_may_be_drafted():
     assert forest_plan(remaining=1).max_depth == 1
     plan = forest_plan(max_nodes=1)
     assert (plan.max_depth, plan.max_nodes) == (1, 3)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *({"max_depth": 0}, {"max_depth": 41}, {"max_nodes": 128}, {"step_cost": -0.1}),
-        *({"step_cost": float("nan")}, {"row_cost": -0.1}, {"lookup": -1}),
-        *({"shape": Shape.PRODUCT}, {"shape": Shape.FORK}),
-    ],
-)
-def test_a_profile_that_can_not_be_is_refused_at_birth(fields):
-    with pytest.raises(InvalidRequest, match="a profile's"):
-        Profile(**fields)

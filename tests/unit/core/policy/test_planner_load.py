@@ -160,12 +160,6 @@ def test_rounds_whose_rows_cost_more_than_they_bring_are_given_up():
     assert speculated(planner_of(SHORT), offer_of(0.5), waited_s=0.0) <= 16
 
 
-def test_forced_speculation_goes_on_with_the_one_node_that_is_left():
-    crowded = verdict_of(0, offer_of(0.0, rows=1))
-    assert planner_of(mode=Mode.FORCED).plan(99, crowded).max_nodes == 1
-    assert planner_of().plan(99, crowded).max_depth == 0
-
-
 COUNTS = st.integers(0, 2**32 - 1)
 COSTS = st.one_of(st.floats(width=32), st.floats(1, 2.0**127, width=32))
 OFFERS = st.fixed_dictionaries(

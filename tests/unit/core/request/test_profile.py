@@ -69,6 +69,11 @@ def test_a_tree_that_a_request_names_is_not_cut_to_the_profiles_size(options, no
         ({"calibration": {"points": [0.1]}}, "a calibration has 1 points"),
         ({"calibration": [0.1]}, "calibration of here must be a table"),
         ([], "here must be a table of fields"),
+        *(({"max_depth": at}, "a profile's max_depth") for at in (0, 41)),
+        *(({"step_cost": at}, "step_cost (of here )?is") for at in (-0.1, float("nan"))),
+        *(({"shape": at}, "a profile's shape") for at in ("product", "fork")),
+        *(({name: at}, "a profile's") for name, at in (("max_nodes", 128), ("row_cost", -0.1))),
+        ({"lookup": -1}, "a profile's lookup"),
     ],
 )
 def test_a_profile_that_is_none_is_refused_by_what_is_wrong(values, said):

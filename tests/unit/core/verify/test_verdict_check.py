@@ -89,10 +89,3 @@ def test_messages_of_too_many_are_refused_by_their_counts(name):
             proposal_from_pb(common_pb2.Proposal(**fields))
         else:
             verdict_from_pb(target_pb2.Verdict(**{"tokens": [1], **fields}), None)
-
-
-def test_costs_that_are_too_many_are_a_hint_that_is_not_used():
-    message = target_pb2.Verdict(
-        tokens=[1], free_rows=4, cost_tokens=range(2, 5002), costs=[2.0] * 5000
-    )
-    assert verdict_from_pb(message, None).offer is None
