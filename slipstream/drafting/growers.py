@@ -52,7 +52,7 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
 
 
 def _follow(growth: Growth, plan: Plan, stop: Stop, *, num_candidates: int) -> Steps[_Path]:
-    if growth.can_follow(stop):
+    if growth.can_follow:
         path = yield from growth.follow(plan, stop, num_candidates)
         return _Path(path, _end(growth, plan, stop, path) or "policy")
     path = [(yield from growth.first(num_candidates))]

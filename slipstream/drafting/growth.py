@@ -167,12 +167,13 @@ class Growth:
     def __post_init__(self) -> None:
         self.calibration = self.profile.calibration_at(self.session.sampling.temperature)
 
-    def can_follow(self, stop: Stop) -> bool:
-        """Return whether a chain with this policy is computed at once."""
+    @property
+    def can_follow(self) -> bool:
+        """Return whether a chain is computed at once."""
         session = self.session
         if self.chains is None or session.verification is not Verification.EXACT:
             return False
-        return self.chains.fits(stop, session.stop_token_ids)
+        return len(session.stop_token_ids) <= self.chains.max_ends
 
     def max_depth(self, plan: Plan) -> int:
         """Return the depth that plan and session allow."""

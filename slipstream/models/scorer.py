@@ -172,14 +172,13 @@ class Chains(Protocol):
 
     max_new_tokens: int
     """Tokens of a prefix that a chain takes in; the caller syncs more before."""
+    max_ends: float
+    """Most tokens that may end a chain."""
     keeps_nodes: bool
     """True if the tokens of a chain, without the last, are nodes of its state then."""
 
     def prepare(self, pool: "KvPool") -> None:
         """See `Scorer.prepare`."""
-
-    def fits(self, stop: Stop, ends: frozenset[int]) -> bool:
-        """Return whether such a chain can be followed."""
 
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         """Return the positions of each chain. Raises as `Scorer.score`."""

@@ -91,6 +91,10 @@ class StopSignal:
     path_prob: float = 1.0
 
 
+FIXED, SVIP, DECISION, COST = range(4)
+"""Policies as kernels number them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The policy of one round; no path gets longer than `max_depth`, with which `fixed` has enough.
@@ -122,6 +126,11 @@ class Stop:
             check(0 <= value <= 1, name, value, "from 0 to 1")
         elif self.policy is not StopPolicy.FIXED:
             check(0 < value < math.inf, name, value, "above 0")
+
+    @property
+    def number(self) -> int:
+        """Return the policy as kernels number it."""
+        return [*StopPolicy].index(self.policy)
 
     def should_stop(self, signal: StopSignal) -> bool:
         """Return whether the token of `signal` is the last to draft on its path."""
@@ -164,23 +173,3 @@ def make_stop(
     if value is None:
         raise InvalidRequest("stop cost needs a measured cost ratio, or a threshold")
     return Stop(policy, max_depth, value, calibration=calibration or Calibration())
-
-
-FIXED, SVIP, DECISION, COST = range(4)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One chain's policy as numbers."""
-
-    policy: int
-    max_depth: int
-    threshold: float = 0.0
-    fallback: float = 0.0
-    """SVIP's threshold, where the decision model has no score."""
-
-
-def rule_of(stop: Stop) -> Rule:
-    """Return a policy as numbers."""
-    fallback = stop.fallback if stop.policy is StopPolicy.DECISION else 0.0
-    return Rule([*StopPolicy].index(stop.policy), stop.max_depth, stop.threshold, fallback)

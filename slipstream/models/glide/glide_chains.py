@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Stop, rule_of
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.verify.draws import draw_keys
 from slipstream.models.cuda.graphs import Replay, fetch, send
 from slipstream.models.decision import DecisionModel
@@ -108,10 +108,9 @@ class _Pass:
         made = np.zeros((len(self.asks), ChainNumber.POINTS + num_points))
         made[:, ChainNumber.ENDS : ChainNumber.POINTS] = -1
         for row, ask in zip(made, self.asks, strict=True):
-            rule, points = rule_of(ask.stop), ask.calibration.points
-            assert rule is not None, "the caller has asked whether the chain fits"
-            limits = (rule.threshold, rule.fallback, ask.min_path_prob or 0.0, rule.policy)
-            sizes = (rule.max_depth, ask.limit, ask.is_scored, len(points))
+            stop, points = ask.stop, ask.calibration.points
+            limits = (stop.threshold, stop.fallback, ask.min_path_prob or 0.0, stop.number)
+            sizes = (stop.max_depth, ask.limit, ask.is_scored, len(points))
             row[: ChainNumber.ENDS] = ask.sampling.temperature, *limits, *sizes
             row[ChainNumber.ENDS : ChainNumber.ENDS + len(ask.ends)] = sorted(ask.ends)
             row[ChainNumber.POINTS : ChainNumber.POINTS + len(points)] = points
@@ -123,6 +122,7 @@ class GlideChains:
     captures."""
 
     max_new_tokens = 32
+    max_ends: float = MAX_ENDS
     keeps_nodes = False
 
     def __init__(
@@ -147,11 +147,6 @@ class GlideChains:
         most = min(max(profile.cape_table) + 1, len(draft.vocab))
         self._sizes = most, max(map(len, points))
         self._memories: dict[tuple[int, int], ChainMemory] = {}
-
-    def fits(self, stop: Stop, ends: frozenset[int]) -> bool:
-        """Return whether such a chain can be followed here: the policy is known, and few tokens end
-        it."""
-        return rule_of(stop) is not None and len(ends) <= MAX_ENDS
 
     def prepare(self, pool: KvPool) -> None:
         """Capture all shapes over a pool that nothing uses."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream.core.draft.candidates import SHARPNESS
-from slipstream.core.policy.stop import Stop, rule_of
 from slipstream.core.verify.draws import draw_keys
 from slipstream.models.decision import DecisionModel
 from slipstream.models.dtypes import Array
@@ -24,6 +23,7 @@ class NativeChains:
     """Follows chains with a draft; their tokens but the last are nodes of the states then."""
 
     max_new_tokens = 256
+    max_ends = math.inf
     keeps_nodes = True
 
     def __init__(self, scorer: GlideScorer, decision: DecisionModel | None = None) -> None:
@@ -38,10 +38,6 @@ class NativeChains:
 
     def prepare(self, pool: KvPool) -> None:
         pass
-
-    def fits(self, stop: Stop, ends: frozenset[int]) -> bool:
-        """Return whether such a chain can be followed: the policy is known."""
-        return rule_of(stop) is not None
 
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         for ask in asks:
@@ -88,12 +84,11 @@ def _arrays(ask: ChainRequest) -> tuple[Array, Array, Array]:
 
 
 def _chain(ask: ChainRequest, arrays: Sequence[Array]) -> ChainState:
-    rule, sampling = rule_of(ask.stop), ask.sampling
-    assert rule is not None, "the caller has asked whether the chain fits"
+    stop, sampling = ask.stop, ask.sampling
     points, ends, keys = (own.ctypes.data if len(own) else None for own in arrays)
     return ChainState(
-        *(ask.limit, rule.max_depth, ask.lag, ask.is_scored),
-        *(rule.policy, rule.threshold, rule.fallback, ask.min_path_prob or 0.0),
+        *(ask.limit, stop.max_depth, ask.lag, ask.is_scored),
+        *(stop.number, stop.threshold, stop.fallback, ask.min_path_prob or 0.0),
         *(points, len(arrays[0]), ends, len(arrays[1]), keys),
         1.0 if sampling.is_greedy else SHARPNESS / sampling.temperature,
         1.0,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
-from slipstream.core.policy.stop import Calibration, Stop, StopSignal, rule_of
+from slipstream.core.policy.stop import Calibration, Stop, StopSignal
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft
@@ -85,11 +85,10 @@ def end_on_host(stop, calibration, limit, least, chain):
 @given(st.lists(cases, min_size=1, max_size=5))
 def test_chains_end_on_a_device_where_the_policies_say(chains):
     policies, calibrations, limits, least, rows = zip(*chains, strict=True)
-    rules = [rule_of(stop) for stop in policies]
     given = doubles([[-1.0] * (ChainNumber.POINTS + 5)] * len(chains))
-    of_rule = doubles([(own.threshold, own.fallback, own.policy, own.max_depth) for own in rules])
+    rules = [(own.threshold, own.fallback, own.number, own.max_depth) for own in policies]
     into = [ChainNumber.THRESHOLD, ChainNumber.FALLBACK, ChainNumber.POLICY, ChainNumber.MAX_DEPTH]
-    given[:, into] = of_rule
+    given[:, into] = doubles(rules)
     given[:, ChainNumber.LEAST_PATH], given[:, ChainNumber.LIMIT] = doubles(least), doubles(limits)
     given[:, ChainNumber.ENDS : ChainNumber.ENDS + len(ENDS)] = doubles(ENDS)
     for own, calibration in zip(given, calibrations, strict=True):
