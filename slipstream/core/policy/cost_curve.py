@@ -201,8 +201,11 @@ def _fastest(
 
 
 def _agenda(tile: int | None, max_rows: int) -> list[tuple[int, int]]:
-    """Forwards in the order to run them: what matters most comes twice before anything else."""
-    wanted = [(rows, 1) for rows in sorted(ladder(tile, max_rows), key=_urgency(tile))]
+    """Forwards in the order to run them: small trees, and both sides of the first step, come twice
+    before anything else, which only refines them."""
+    steps, rows = (tile, tile + 1, 2 * tile) if tile else (), ladder(tile, max_rows)
+    firsts = [count for count in (1, *steps, *_FIRST) if count in rows]
+    wanted = [(count, 1) for count in dict.fromkeys((*firsts, *rows))]
     wanted.insert(_LEAST, (CROWD, CROWD))
     parts = [wanted[start : start + _LEAST + 1] for start in range(0, len(wanted), _LEAST + 1)]
     return [size for part in parts for size in part * 2] + wanted * (_PASSES - 2)
@@ -214,10 +217,3 @@ def ladder(tile: int | None, max_rows: int) -> tuple[int, ...]:
     steps = range(tile, limit, tile) if tile else ()
     rows = {*_LADDER, limit, *steps, *(rows + 1 for rows in steps)}
     return tuple(sorted(count for count in rows if count <= limit))
-
-
-def _urgency(tile: int | None) -> Callable[[int], tuple[int, int]]:
-    """Small trees, and both sides of the first step, come first: the others only refine them."""
-    steps = (tile, tile + 1, 2 * tile) if tile else ()
-    firsts = tuple(dict.fromkeys((1, *steps, *_FIRST)))
-    return lambda rows: (firsts.index(rows) if rows in firsts else len(firsts), rows)
