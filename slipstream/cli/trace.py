@@ -73,20 +73,12 @@ def _found(directory: Path, wanted: str | None) -> Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class StageShare:
-    """A stage of the request, or the rest as `unexplained`; `share` is that of the wall time."""
-
-    name: str
-    duration_ms: float
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
-    """A request in short; `explained` is the share of the wall time that its stages are."""
+    """A request in short; `explained` is the share of the wall time that its stages are. `parts`
+    are its stages, and the rest as `unexplained`: name, milliseconds, share of the wall time."""
 
     facts: Mapping[str, str]
-    parts: tuple[StageShare, ...]
+    parts: tuple[tuple[str, float, float], ...]
     explained: float
     sentences: tuple[str, ...]
 
@@ -94,8 +86,8 @@ class Summary:
         for name, value in self.facts.items():
             yield f"{name:<19}{value}"
         yield "\nwhere the time went"
-        for part in self.parts:
-            yield f"  {part.name:<17}{part.duration_ms:9.1f} ms {part.share:6.1%}"
+        for name, duration_ms, share in self.parts:
+            yield f"  {name:<17}{duration_ms:9.1f} ms {share:6.1%}"
         yield f"{self.explained:.1%} of the wall time is accounted for.\n"
         yield from self.sentences
 
@@ -105,7 +97,7 @@ def summary(trace: Trace) -> Summary:
     spent = trace.stages() if wall_ms > 0 else {}
     if wall_ms > 0 and (explained := min(sum(spent.values()) / wall_ms, 1.0)) < 1 and spent:
         spent["unexplained"] = (1 - explained) * wall_ms
-    parts = (StageShare(printable(name), ms, ms / wall_ms) for name, ms in spent.items())
+    parts = ((printable(name), ms, ms / wall_ms) for name, ms in spent.items())
     sentences = (*_speculation(trace), *_faults(trace))
     return Summary(dict(_facts(trace.request)), tuple(parts), explained, sentences)
 
