@@ -71,16 +71,6 @@ def test_nothing_is_given_to_the_user_and_nothing_runs_after_the_user_is_set(kno
     assert all(int(each.flags["chmod"], 8) & 0o222 == 0 for each in known[role].all("COPY"))
 
 
-def test_the_images_of_one_tree_differ_only_in_what_they_start(known):
-    def rest(role):
-        kept = [each for each in known[role].instructions]
-        text = [f"{each.keyword} {each.value}" for each in kept]
-        return [line for line in text if line.split()[0] not in {"LABEL", "EXPOSE", "ENTRYPOINT"}]
-
-    assert known["draft"].base == known["target"].base != known["router"].base
-    assert rest("draft") == rest("target")
-
-
 def test_no_argument_and_no_variable_is_a_secret(known):
     said = [each for stage in known.values() for key in ("ARG", "ENV") for each in stage.all(key)]
     names = [re.match(r"\w+", each.value).group() for each in said]
@@ -196,18 +186,6 @@ def test_only_tags_are_published(workflow, job, build):
     assert build["with"]["push"] == "${{ github.event_name == 'push' }}"
     (login,) = [each for each in job["steps"] if "login-action" in each.get("uses", "")]
     assert login["if"] == "github.event_name == 'push'"
-
-
-def test_the_workflow_may_read_the_code_write_packages_and_sign(workflow, job):
-    assert workflow["permissions"] == {}
-    assert job["permissions"] == {
-        "contents": "read",
-        "packages": "write",
-        "id-token": "write",
-        "attestations": "write",
-    }
-    checkout = job["steps"][0]
-    assert checkout["with"]["persist-credentials"] is False
 
 
 def test_images_come_with_provenance_and_a_bill_of_materials(build):

@@ -18,7 +18,8 @@ def test_three_processes_say_what_one_says_also_with_overlap(tmp_path, temperatu
     done = ran_python("-m", "slipstream.cli.main", "bench", "rounds", *flags)
     assert done.returncode == 0, done.stderr
     engines = json.loads((tmp_path / "out.json").read_text())["rounds"]
-    assert set(engines) == {"embedded", "distributed", "overlap"}
+    assert set(engines) == {"embedded", "plain", "distributed", "overlap"}
+    assert engines.pop("plain")["identical"] == NUM_PROMPTS
     for of in engines.values():
         assert of["identical"] == NUM_PROMPTS
         # Without draft tokens that were right the comparison would show nothing.

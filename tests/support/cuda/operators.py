@@ -3,7 +3,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -153,6 +155,13 @@ def _stops(slot: ChainSlot, rules: Tensor, path: Tensor, probs: Tensor) -> Tenso
     by_policy |= (policy == DECISION) & decision
     by_policy |= (policy == COST) & (path * probs < threshold)
     return by_policy | (path < rules[:, ChainNumber.LEAST_PATH])
+
+
+def multiply(_: Any, a: Any, b: Any, plus: Any, *options: Any) -> Any:
+    """Return the product of `tl.dot` in Triton's interpreter, with the same additions in each row,
+    as on a GPU; a BLAS may have others, by the processor."""
+    product = np.einsum("ik,kj->ij", a.data, b.data, dtype=plus.data.dtype)
+    return type(plus)(product + plus.data, plus.dtype.scalar)
 
 
 SHAPES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {

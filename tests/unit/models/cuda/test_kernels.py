@@ -30,7 +30,7 @@ from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
 from slipstream.models.torch.packing import pack
 from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of, unpack
-from support.cuda.operators import draw, edit, read_chain, truncate
+from support.cuda.operators import draw, edit, multiply, read_chain, truncate
 from support.models import tiny
 
 kernels = pytest.importorskip("slipstream.models.cuda.kernels")
@@ -99,7 +99,8 @@ def test_attention_is_what_float64_computes(lengths, nodes, group, heads, size, 
     assert (found.double() - expected).abs().max() < TOLERANCE[dtype]
 
 
-def test_a_token_has_the_same_bits_in_any_batch_tree_and_place():
+def test_a_token_has_the_same_bits_in_any_batch_tree_and_place(monkeypatch):
+    monkeypatch.setattr("triton.runtime.interpreter.InterpreterBuilder.create_dot", multiply)
     sessions = Sessions([60, 150, 260], group=3)
     first, other, third = sessions.caches
     tree = TokenTree((5, 6, 7, 8), (-1, -1, 1, 2))  # the second path is in scratch slots
