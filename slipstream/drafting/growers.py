@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree, shares_of
+from slipstream.core.draft.cape import Chain, cape_tree, shares_of
 from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.policy.stop import Stop
 from slipstream.core.stop_reasons import AHEAD, TOO_DEAR
@@ -46,7 +46,7 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
         None if is_drawn else [growth.acceptance(position) for position in positions],
         None if is_drawn else [position.probs[1:] for position in positions],
     )
-    tree = cape_tree(chain, NodeBudget(plan.max_nodes, growth.profile.cape_table, plan.row_prices))
+    tree = cape_tree(chain, plan.max_nodes, growth.profile.cape_table, plan.row_prices)
     path = path if len(tree) else _Path(positions, TOO_DEAR)
     return _proposal(growth, tree, path)
 

@@ -21,18 +21,6 @@ the paper's array ends one short of it.
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBudget:
-    """Limits of a tree: `table` leaves per chain position, `max_nodes` for the whole tree.
-
-    `prices` are what the tree's first, second … node costs, in tokens; () where nodes are free.
-    """
-
-    max_nodes: int
-    table: tuple[int, ...] = PAPER_TABLE
-    prices: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Chain:
     """A drafted chain: its tokens, and at each position the runner-ups, best or first drawn first.
 
@@ -59,18 +47,22 @@ def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
     return table[min(max(int(top_prob * len(table)), 0), len(table) - 1)]
 
 
-def cape_tree(chain: Chain, budget: NodeBudget) -> TokenTree:
-    """Return the chain, then its leaves by position and rank, as far as they are worth their time.
+def cape_tree(
+    chain: Chain, max_nodes: int, table: Sequence[int] = PAPER_TABLE, prices: Sequence[float] = ()
+) -> TokenTree:
+    """Return the chain, then its leaves by position and rank, as far as they are worth their time:
+    up to `table` of them at a position, and `max_nodes` in all. `prices` are what the tree's first,
+    second … node costs, in tokens; () where nodes are free.
 
     What fits is the chain and its likeliest leaves. Of these, nodes are taken in the order of their
     estimated probability to become final, as long as they bring more than they cost; draws, all.
     """
-    ranked = sorted(_ranked(chain, budget))
-    leaves = [node for node in ranked if node[2]][: budget.max_nodes - len(chain.tokens)]
+    ranked = sorted(_ranked(chain, table))
+    leaves = [node for node in ranked if node[2]][: max_nodes - len(chain.tokens)]
     nodes = sorted([*(node for node in ranked if not node[2]), *leaves])
     values = [-node[0] for node in nodes]
     is_drawn = chain.acceptances is None
-    count = len(nodes) if is_drawn else num_paying(values, budget.prices)
+    count = len(nodes) if is_drawn else num_paying(values, prices)
     places = sorted((rank > 0, position, rank) for _, position, rank in nodes[:count])
     tokens = [
         chain.runner_ups[position][rank - 1] if rank else chain.tokens[position]
@@ -79,7 +71,7 @@ def cape_tree(chain: Chain, budget: NodeBudget) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(position - 1 for _, position, _ in places))
 
 
-def _ranked(chain: Chain, budget: NodeBudget) -> list[tuple[float, int, int]]:
+def _ranked(chain: Chain, table: Sequence[int]) -> list[tuple[float, int, int]]:
     """Return every node's negated value, position and rank there, 0 for the chain's."""
     ranked: list[tuple[float, int, int]] = []
     reach = 1.0
@@ -87,7 +79,7 @@ def _ranked(chain: Chain, budget: NodeBudget) -> list[tuple[float, int, int]]:
         own = top_prob if chain.acceptances is None else chain.acceptances[position]
         value = reach * own if chain.acceptances is not None else math.inf
         ranked.append((-value, position, 0))
-        count = min(runner_ups(top_prob, budget.table), len(chain.runner_ups[position]))
+        count = min(runner_ups(top_prob, table), len(chain.runner_ups[position]))
         for rank, share in enumerate(_shares(chain, position, count), 1):
             value = min(value, reach * (1 - own) * share)
             ranked.append((-value, position, rank))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree, runner_ups
+from slipstream.core.draft.cape import Chain, cape_tree, runner_ups
 from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.tree import ROOT
 from slipstream.core.types import NodeStats
@@ -53,11 +53,11 @@ def leaves_of(tree, chain):
 def test_the_tree_is_the_chain_and_leaves_beside_it_within_the_budget(drafted, spare):
     chain = drawn(drafted)
     depth = len(chain.tokens)
-    budget = NodeBudget(depth + spare)
+    budget = depth + spare
     tree = cape_tree(chain, budget)
     assert tree.tokens[:depth] == tuple(chain.tokens)
     assert tree.parents[:depth] == tuple(range(-1, depth - 1))
-    assert len(tree) <= budget.max_nodes
+    assert len(tree) <= budget
     for node in range(depth, len(tree)):
         position = tree.parents[node] + 1
         assert tree.tokens[node] in chain.runner_ups[position]
@@ -71,7 +71,7 @@ def test_the_tree_is_the_chain_and_leaves_beside_it_within_the_budget(drafted, s
 @given(CHAINS)
 def test_with_room_for_all_each_position_has_what_the_table_says(drafted):
     _, top_probs, counts = drafted
-    leaves = leaves_of(cape_tree(drawn(drafted), NodeBudget(127)), drawn(drafted))
+    leaves = leaves_of(cape_tree(drawn(drafted), 127), drawn(drafted))
     for position, (top_prob, available) in enumerate(zip(top_probs, counts, strict=True)):
         mine = [rank for at, rank in leaves if at == position]
         assert mine == list(range(min(runner_ups(top_prob), available)))
@@ -85,12 +85,12 @@ def known(tokens, runner_ups, acceptances, probs):
 def test_the_leaves_most_likely_reached_and_right_are_kept_first():
     # Reached with certainty .9 and then .81: a leaf of .08 at the start loses to one of .3 below.
     chain = known([1, 2, 3], [[10], [20], [30, 31]], [0.9, 0.9, 0.4], [[0.08], [0.05], [0.3, 0.2]])
-    assert leaves_of(cape_tree(chain, NodeBudget(5)), chain) == [(2, 0), (2, 1)]
+    assert leaves_of(cape_tree(chain, 5), chain) == [(2, 0), (2, 1)]
 
 
 def test_the_end_of_a_chain_that_does_not_pay_is_left_out_before_a_likelier_leaf():
     chain = known([1, 2, 3], [[10], [], [30]], [0.4, 0.4, 0.4], [[0.3], [], [0.3]])
-    tree = cape_tree(chain, NodeBudget(5, prices=(0.2,) * 5))
+    tree = cape_tree(chain, 5, prices=(0.2,) * 5)
     assert (tree.tokens, tree.parents) == ((1, 10), (ROOT, ROOT))
 
 
@@ -105,7 +105,7 @@ def test_a_tree_brings_as_much_more_than_it_costs_as_any_smaller_one(drafted, pr
     chain = known(tokens, candidates_of(counts), acceptances, probs)
 
     def surplus(size):
-        tree = cape_tree(chain, NodeBudget(size))
+        tree = cape_tree(chain, size)
         value = sum(chance(tree, node) for node in range(len(tree)))
         return value - sum(prices[: len(tree)])
 
@@ -121,14 +121,14 @@ def test_a_tree_brings_as_much_more_than_it_costs_as_any_smaller_one(drafted, pr
         return reach
 
     most += len(tokens)
-    tree = cape_tree(chain, NodeBudget(most, prices=tuple(prices)))
+    tree = cape_tree(chain, most, prices=tuple(prices))
     mine = sum(chance(tree, node) for node in range(len(tree))) - sum(prices[: len(tree)])
     assert mine >= max(surplus(size) for size in range(len(tokens), most + 1)) - 1e-9
 
 
 def test_nothing_is_proposed_where_nothing_pays():
     chain = known([1, 2], [[10], [20]], [0.3, 0.3], [[0.1], [0.1]])
-    assert len(cape_tree(chain, NodeBudget(9, prices=(0.5,) * 9))) == 0
+    assert len(cape_tree(chain, 9, prices=(0.5,) * 9)) == 0
 
 
 WIDTH = 3

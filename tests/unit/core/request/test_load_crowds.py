@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
+from slipstream.core.draft.cape import Chain, cape_tree
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
@@ -169,7 +169,7 @@ class World:
             tops,
             [[(1 - top) * share for share in SHARES] for top in tops],
         )
-        tree = cape_tree(chain, NodeBudget(plan.max_nodes, prices=plan.row_prices))
+        tree = cape_tree(chain, plan.max_nodes, prices=plan.row_prices)
         tops = tops[: max(tree.depths(), default=0)]
         nodes = zip(tree.tokens, tree.parents, strict=True)
         leaves = [parent for token, parent in nodes if token >= 100]

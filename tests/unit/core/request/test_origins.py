@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
+from slipstream.core.draft.cape import Chain, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.request.origins import (
@@ -25,9 +25,7 @@ from support.models.tiny_runs import WAYS, run_of
 
 DRAFT, RUNNER_UP, LOOKUP, STORE, TARGET = TokenOrigin
 COPIED = (LOOKUP, STORE)
-CAPE = Proposal(
-    cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), NodeBudget(31))
-)
+CAPE = Proposal(cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), 31))
 
 
 @pytest.mark.parametrize(
