@@ -21,7 +21,6 @@ from slipstream.core.request.model_info import (
     DrafterInfo,
     Limits,
     ModelInfo,
-    drafter_info,
     drafter_infos,
     verification_infos,
 )
@@ -207,7 +206,7 @@ def _drafters(drafts: Sequence[tuple[DescribedDraft, bool]]) -> tuple[DrafterInf
     rows = drafter_infos([model.facts for model, _ in elsewhere])
     ready = [model.name for model, is_ready in elsewhere if is_ready]
     counted = [replace(row, num_replicas=ready.count(row.kind)) for row in rows]
-    return tuple(sorted([*counted, drafter_info(NGRAM)], key=lambda row: row.kind))
+    return tuple(sorted([*counted, *drafter_infos([NGRAM])], key=lambda row: row.kind))
 
 
 def refuse_too_many(prompt: pb.Prompt, context_length: int) -> None:

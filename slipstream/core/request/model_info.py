@@ -85,29 +85,18 @@ class ModelInfo:
     over HTTP, all that a body leaves out."""
 
 
-def drafter_info(facts: DraftFacts, *, num_replicas: int = 1) -> DrafterInfo:
-    """Return what requests can ask of a draft with these facts. Not for `none`."""
-    row = DRAFTERS[facts.kind]
-    stops = row.stops if facts.has_decision_model else row.stops - {StopPolicy.DECISION}
-    return DrafterInfo(
-        facts.kind,
-        tuple(shape for shape in Shape if shape in row.shapes),
-        tuple(stop for stop in StopPolicy if stop in stops),
-        facts.max_lag,
-        num_replicas,
-        row.extras,
-    )
-
-
 def drafter_infos(drafts: Sequence[DraftFacts]) -> tuple[DrafterInfo, ...]:
     """One row per kind: what every replica of it can do, and how many there are."""
     infos = []
     for kind in sorted({draft.kind for draft in drafts} - {NO_DRAFTER}):
         own = [draft for draft in drafts if draft.kind == kind]
-        lag = min((draft.max_lag for draft in own if draft.max_lag is not None), default=None)
+        row, lags = DRAFTERS[kind], [draft.max_lag for draft in own if draft.max_lag is not None]
         decides = all(draft.has_decision_model for draft in own)
-        facts = DraftFacts(kind, has_decision_model=decides, max_lag=lag)
-        infos.append(drafter_info(facts, num_replicas=len(own)))
+        stops = row.stops if decides else row.stops - {StopPolicy.DECISION}
+        shapes = tuple(shape for shape in Shape if shape in row.shapes)
+        ends = tuple(stop for stop in StopPolicy if stop in stops)
+        lag = min(lags, default=None)
+        infos.append(DrafterInfo(kind, shapes, ends, lag, len(own), row.extras))
     return tuple(infos)
 
 

@@ -10,7 +10,7 @@ from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy import options as rules
 from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS, Mode, SpeculationOptions
 from slipstream.core.policy.profile import DraftFacts
-from slipstream.core.request.model_info import drafter_info, drafter_infos, verification_infos
+from slipstream.core.request.model_info import drafter_infos, verification_infos
 from slipstream.core.request.request import Ask, ModelFacts, make_request
 from slipstream.core.types import Shape, StopPolicy, Verification
 
@@ -158,7 +158,7 @@ def test_one_row_stands_for_all_replicas_of_a_kind():
 
 def test_a_replica_without_a_decision_model_takes_the_decision_from_all():
     with_it, without = DraftFacts("glide", has_decision_model=True), DraftFacts("glide")
-    assert StopPolicy.DECISION in drafter_info(with_it).stops
+    assert StopPolicy.DECISION in drafter_infos([with_it])[0].stops
     assert StopPolicy.DECISION not in drafter_infos([with_it, without])[0].stops
 
 
