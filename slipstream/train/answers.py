@@ -32,25 +32,17 @@ class Talk:
     temperature: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class EndRules:
-    """Ends of answers: any of `ends`, which is kept, or `max_new_tokens`."""
-
-    ends: frozenset[int]
-    max_new_tokens: int
-
-
 class BulkModel:
     """A causal model that continues B conversations, a token of each per step."""
 
     def __init__(self, model: CausalModel, *, max_new_tokens: int) -> None:
         """Up to `max_new_tokens` follow each prompt."""
         self._model = model
-        self._max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens
 
     def open(self, prompts: Sequence[Sequence[int]]) -> tuple[list[KvCache], Tensor]:
         """Caches of the prompts and the logits [B, V] behind each one's last token."""
-        ends = [round_up(len(prompt) + self._max_new_tokens, BLOCK_SIZE) for prompt in prompts]
+        ends = [round_up(len(prompt) + self.max_new_tokens, BLOCK_SIZE) for prompt in prompts]
         pool = self._model.pool(sum(ends) // BLOCK_SIZE)
         caches = [self._model.open_in(pool) for _ in prompts]
         for own, prompt in zip(caches, prompts, strict=True):
@@ -67,24 +59,25 @@ class BulkModel:
 
 
 def answers(
-    model: BulkModel, talks: Sequence[Talk], rules: EndRules, generator: torch.Generator
+    model: BulkModel, talks: Sequence[Talk], ends: frozenset[int], generator: torch.Generator
 ) -> list[list[int]]:
-    """Return the answers to the openings of `talks`, in their order, decoded together.
+    """Return the answers to the openings of `talks`, in their order, decoded together: up to any of
+    `ends`, which is kept, or as long as the model's may be.
 
     Every answer has random numbers of its own, so that none depends on how long others are.
     """
     caches, logits = model.open([talk.prompt for talk in talks])
     temperatures = torch.tensor([talk.temperature for talk in talks], device=logits.device)
-    noise = torch.rand(len(talks), rules.max_new_tokens, generator=generator).to(logits.device)
+    noise = torch.rand(len(talks), model.max_new_tokens, generator=generator).to(logits.device)
     numbers = list(range(len(talks)))
     out: list[list[int]] = [[] for _ in talks]
-    for step in range(rules.max_new_tokens):
+    for step in range(model.max_new_tokens):
         tokens = draw(logits, temperatures, noise[:, step])
         for row, token in zip(numbers, tokens.tolist(), strict=True):
-            if not out[row] or out[row][-1] not in rules.ends:
+            if not out[row] or out[row][-1] not in ends:
                 out[row].append(token)
-        alive = [i for i, row in enumerate(numbers) if out[row][-1] not in rules.ends]
-        if not alive or step + 1 == rules.max_new_tokens:
+        alive = [i for i, row in enumerate(numbers) if out[row][-1] not in ends]
+        if not alive or step + 1 == model.max_new_tokens:
             break
         if len(alive) < _COMPACT_BELOW * len(numbers):
             for ended in sorted(set(range(len(caches))).difference(alive)):
@@ -117,7 +110,7 @@ def conversations(
     model: BulkModel,
     tokenizer: TextTokenizer,
     talks: Sequence[Talk],
-    rules: EndRules,
+    ends: frozenset[int],
     *,
     seed: int,
     max_prompt_tokens: int,
@@ -129,7 +122,7 @@ def conversations(
     generator = torch.Generator().manual_seed(seed)
     lines: list[Line] = []
     while talks:
-        found = answers(model, talks, rules, generator)
+        found = answers(model, talks, ends, generator)
         lines += [
             {"p": list(talk.prompt), "g": answer, "t": talk.temperature}
             for talk, answer in zip(talks, found, strict=True)

@@ -28,7 +28,7 @@ from slipstream.models.threads import set_num_threads
 from slipstream.options import option, required
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
-from slipstream.train.answers import BulkModel, EndRules, Talk, conversations
+from slipstream.train.answers import BulkModel, Talk, conversations
 from slipstream.train.data import encoded, read_lines
 
 MANIFEST_NAME = "manifest.json"
@@ -191,7 +191,6 @@ def _shards(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[in
             f"{target.model_id} has {limit}"
         )
     tokenizer = target.tokenizer
-    rules = EndRules(target.stop_token_ids, run.max_new_tokens)
     model = BulkModel(
         causal_model(target.model, numerics="fast"), max_new_tokens=run.max_new_tokens
     )
@@ -200,7 +199,7 @@ def _shards(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[in
             model,
             tokenizer,
             plan.shards[number],
-            rules,
+            target.stop_token_ids,
             seed=run.seed_of(number),
             max_prompt_tokens=run.max_prompt_tokens,
         )

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from slipstream.models.native.library import has_kernels
-from slipstream.train.answers import BulkModel, EndRules, Talk, answers, draw
+from slipstream.train.answers import BulkModel, Talk, answers, draw
 from support.models import tiny
 
 PROMPTS = [tuple(tiny.tokens(count, seed=count)) for count in (3, 70, 1, 24)]
 LENGTH = 45  # prompts and answers cross borders of the cache's blocks
 NATIVE_FAMILIES = ("llama", "qwen2", "qwen3") if has_kernels() else ()
-NO_END = EndRules(frozenset(), LENGTH)
+NO_END = frozenset()
 
 
 def decoder(engine, family="llama"):
@@ -56,10 +56,10 @@ def test_an_answer_depends_on_its_own_prompt_only(model, temperature):
 
 
 def test_an_answer_holds_one_end_at_most_and_that_last(model):
-    rules = EndRules(frozenset(range(6)), LENGTH)
-    for answer in answers(model, asks(0.0, 1.0), rules, noise()):
-        assert not rules.ends.intersection(answer[:-1])
-        assert len(answer) == LENGTH or answer[-1] in rules.ends
+    ends = frozenset(range(6))
+    for answer in answers(model, asks(0.0, 1.0), ends, noise()):
+        assert not ends.intersection(answer[:-1])
+        assert len(answer) == LENGTH or answer[-1] in ends
 
 
 def test_the_same_seed_draws_the_same_answers_and_another_seed_others(model):
