@@ -42,7 +42,6 @@ _LATER = {
     "train": ("slipstream.cli.train", "Train draft models."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
-_EXTRAS = {"torch": "torch", "transformers": "torch"}
 _COMPLETION = ("--install-completion", "--show-completion", "--help")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -144,7 +143,7 @@ def exit_code(args: Sequence[str] | None = None) -> int:
             raise
         # A client's installation lacks what engines and routers need.
         package = (missing.name or "").partition(".")[0]
-        extra = _EXTRAS.get(package, "engine")
+        extra = "torch" if package in ("torch", "transformers") else "engine"
         return _fail(f"this needs {package}: pip install 'slipstream[{extra}]'", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)

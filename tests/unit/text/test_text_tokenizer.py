@@ -254,7 +254,8 @@ def test_files_name_tokens_beside_those_of_tokenizer_json(checkpoint):
     named = {"bos_token": "<b>", "extra_special_tokens": ["<c>"], "chat_template": "old"}
     added = {"260": {"content": "<d>", "special": False}, "259": {"content": "<b>"}}
     path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
-    for fields in ({}, {"added_tokens_decoder": added}):
+    ends = {"add_bos_token": True, "add_eos_token": True}  # what tokenizer.json adds counts
+    for fields in ({}, {"added_tokens_decoder": added}, ends):
         path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
         own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
         text = "a<b> <c><d>"
