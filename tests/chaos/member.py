@@ -95,13 +95,14 @@ class Member:
         """Ask it to end; it serves what runs."""
         self._signal(signal.SIGTERM)
 
-    async def stop(self) -> None:
+    async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it for good, by a signal. May be repeated."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping})
-        self._signal(signal.SIGKILL)
+        self._signal(number)
         if self._process is not None:
-            await self._process.wait()
+            self.codes.append(await self._process.wait())
 
     def words(self) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 from chaos import nursery
+from chaos.cluster import Pair, running, tiny_pair
 from fuzz import report, sessions
 from fuzz.case import CORPUS
 from fuzz.fuzzer import Fuzzer
 from fuzz.generator import ROLES
-from fuzz.victims import running
+from fuzz.victims import Victims
 from fuzz.world import world_of
-from support.services import fleet
 
 SESSIONS_SHARE = 0.15
 """Part of the time for the state machine of sessions."""
@@ -25,10 +25,12 @@ MAX_RSS_GROWTH_MIB = 400
 _EXAMPLES, _STEPS = 5, 20
 
 
-async def fuzz(asked: argparse.Namespace, folder: Path) -> tuple[report.Tally, list[str]]:
+async def fuzz(
+    asked: argparse.Namespace, pair: Pair, folder: Path
+) -> tuple[report.Tally, list[str]]:
     """Send batches for their part of the time; return the counts, and faults of no single case."""
     nursery.finish()
-    async with running(folder / "tiny", folder) as victims:
+    async with running(pair, folder, kind=Victims) as victims:
         fuzzer = Fuzzer(victims, asked.seed, asked.keep)
         expected = await victims.answer()
         await fuzzer.begin()
@@ -71,9 +73,9 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         nursery.begin(Path(folder))
-        model = fleet.save_models(Path(folder))
-        tally, faults = asyncio.run(fuzz(asked, Path(folder)))
-        num_calls, failed = try_sessions(model, asked)
+        pair = tiny_pair(Path(folder))
+        tally, faults = asyncio.run(fuzz(asked, pair, Path(folder)))
+        num_calls, failed = try_sessions(Path(pair.target), asked)
     return report.conclude(asked.seed, tally, {"session calls": num_calls}, [*faults, *failed])
 
 

@@ -2,17 +2,19 @@
 `make fuzz` runs them for longer."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from chaos import nursery
-from fuzz import sessions, victims
+from chaos.cluster import running, tiny_pair
+from fuzz import sessions
 from fuzz.case import CORPUS, load
 from fuzz.fuzzer import Fuzzer
 from fuzz.generator import ROLES
+from fuzz.victims import Victims
 from fuzz.world import world_of
-from support.services import fleet
 from support.state.redis_server import valkey_binary
 
 SEED = 18
@@ -22,22 +24,22 @@ MODULE = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def pair(tmp_path_factory):
     valkey_binary()  # or skip before anything is made
     nursery.begin(tmp_path_factory.mktemp("nursery"))
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
+    return tiny_pair(tmp_path_factory.mktemp("models"))
 
 
-def test_calls_in_any_order_give_the_tokens_of_plain_decoding_and_leave_nothing(model):
-    with world_of(model) as world:
+def test_calls_in_any_order_give_the_tokens_of_plain_decoding_and_leave_nothing(pair):
+    with world_of(Path(pair.target)) as world:
         num_calls = sessions.run(world, max_examples=6, stateful_step_count=10, derandomize=True)
     assert num_calls > 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def services(model, tmp_path_factory):
+async def services(pair, tmp_path_factory):
     nursery.finish()
-    async with victims.running(model, tmp_path_factory.mktemp("logs")) as services:
+    async with running(pair, tmp_path_factory.mktemp("logs"), kind=Victims) as services:
         yield services
 
 

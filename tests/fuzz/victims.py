@@ -4,8 +4,7 @@ Knows logs, memory and what is held; not what was sent.
 """
 
 import re
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,8 +47,7 @@ class Symptom:
 class Victims(Cluster):
     """One service of each role, and Redis."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        pair = Pair(str(model), str(fleet.glide_of(model)))
+    def __init__(self, pair: Pair, folder: Path) -> None:
         super().__init__(pair, folder, sizes=SIZES)
         self._read: dict[str, int] = {}
         self._num_ended: dict[str, int] = {}
@@ -144,13 +142,3 @@ def _words(line: str) -> str:
     """A line without its time and without numbers."""
     text = re.sub(r"^[\d-]+ [\d:,]+ ", "", line)
     return re.sub(r"0x[0-9a-f]+|\d+|(?:request|session)_id=\S+", "N", text)[:160]
-
-
-@asynccontextmanager
-async def running(model: Path, folder: Path) -> AsyncIterator[Victims]:
-    victims = Victims(model, folder)
-    try:
-        await victims.start()
-        yield victims
-    finally:
-        await victims.stop()
