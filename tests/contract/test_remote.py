@@ -59,19 +59,6 @@ async def test_the_first_proposal_opens_the_session_for_this_target_and_names_it
     assert engine.got[1].propose.plan.threshold == 0.5
 
 
-async def test_a_draft_that_reads_no_keys_gets_none_and_is_never_stale():
-    engine = scripted.draft_engine()
-    async with dialled(
-        engine,
-        scripted.remote_draft,
-        proposed(Proposal(TokenTree.chain([4])), staleness=3),
-        feed=None,
-    ) as remote:
-        proposal = await first_round(remote)
-    assert proposal.staleness is None
-    assert not engine.got[1].propose.plan.HasField("feed")
-
-
 @BOTH
 async def test_an_answer_has_all_its_times_with_serialisation(make_engine, make_remote, answer):
     engine = make_engine()

@@ -30,7 +30,7 @@ FIRST = proposed(Proposal(TokenTree.chain([4]), stopped_by="depth"))
 LINE = TokenTree.chain([4, 5, 6, 7])
 
 
-async def rounds(answers, news, unread, *, plan=OVERLAP):
+async def rounds(answers, news, unread):
     """The proposals to a sequence that gets these news in turn, with what the draft was sent.
 
     `unread` answers have come behind each of them.
@@ -42,7 +42,7 @@ async def rounds(answers, news, unread, *, plan=OVERLAP):
         sequence = TokenSequence(SESSION, (1, 2, 3))
         for tokens, count in zip(news, unread, strict=True):
             sequence.append(tokens)
-            found.append(await remote.propose(sequence, plan))
+            found.append(await remote.propose(sequence, OVERLAP))
             await arrived(remote, count)
         await received(engine, 1 + len(news))
     return found, engine.got
@@ -78,12 +78,6 @@ async def test_a_tree_that_comes_while_its_outcome_is_waited_for_is_used():
     found, _ = await rounds([(FIRST, ahead(LINE)), late, None], [(), (4,), (5, 6)], [1, 2, 0])
     assert found[1].tree == TokenTree.chain([5, 6, 7])
     assert found[2].tree == TokenTree.chain([7])
-
-
-async def test_a_draft_is_only_asked_to_go_on_where_the_plan_says_so():
-    found, got = await rounds([FIRST, FIRST], [(), (4,)], [0, 0], plan=PLAN)
-    assert [message.propose.plan.ahead for message in got[1:]] == [0, 0]
-    assert all(at.stopped_by == "depth" for at in found)
 
 
 @pytest.mark.parametrize(

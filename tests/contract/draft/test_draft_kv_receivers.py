@@ -8,19 +8,8 @@ import asyncio
 import grpc.aio
 import pytest
 
-from slipstream.core.policy.profile import NGRAM
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from slipstream.drafting.build import Drafter
-from slipstream.models.dtypes import CPU
-from slipstream.models.scorer import skippable
-from slipstream.options import build
-from slipstream.rpc.channel import ChannelOptions
-from slipstream_draft.config import DraftConfig
-from slipstream_draft.kv_receiver import KvAddress
-from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
-from slipstream_target.__main__ import layout_to_pb
-from support.models import tiny
 from support.services.scripted_keys import (
     DEEP,
     LAYERS,
@@ -34,11 +23,9 @@ from support.services.scripted_keys import (
     message,
     proposed,
 )
-from support.services.served_target import IDENTITY, served_target, wide_model
 from support.services.tiny_services import MAX_LAG
 
 NOW = TokenSequence(SESSION, PROMPT)
-LONG = tuple(tiny.tokens(900))
 
 
 @pytest.mark.parametrize("step", [1, 7, NUM_KEYS])
@@ -209,23 +196,3 @@ async def test_more_positions_than_the_session_has_are_not_held(models, keys):
         await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
         assert held(drafts, keys) == 10
         await draft.release("s")
-
-
-@pytest.mark.parametrize(("window", "num_read"), [(0, 900), (128, 128 + 128), (512, 900)])
-async def test_of_a_long_text_only_the_bytes_that_the_draft_reads_are_sent(window, num_read):
-    session = Session("s", len(LONG), 100)
-    async with served_target(wide_model()) as served:
-        stream = await served.open(session)
-        await stream.verify(0, LONG)
-        receivers, config = KvReceivers(ChannelOptions(), CPU), build(DraftConfig, window=window)
-        catch_up = KvCatchUp(Drafter(None, NGRAM, (3, 1)), receivers, config)
-        form = catch_up.form(layout_to_pb(served.engine.layout))
-        source = KvAddress("s", IDENTITY.incarnation, served.address, stream.credential)
-        skipped = skippable(len(LONG), config.num_newest)
-        sequence = TokenSequence(session, LONG)
-        receivers.follow(sequence, source, form, num_same=lambda: 0, skipped=skipped)
-        await receivers.wait("s", len(LONG), LIMIT_S)
-        assert receivers.num_received_bytes == num_read * form.bytes_per_position
-        assert (await served.load()).kv_streamed_bytes == receivers.num_received_bytes
-        await receivers.aclose()
-        await stream.end()

@@ -17,7 +17,7 @@ from slipstream_draft.kv_sources import ANYWHERE, KvSources
 from slipstream_target.servicer import SERVICE
 from support.models import tiny
 from support.services.scripted_keys import Script
-from support.services.tiny_services import MAX_LAG, Models, draft_place, is_empty, serving, until
+from support.services.tiny_services import MAX_LAG, Models, draft_place, serving
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -89,7 +89,7 @@ async def test_what_a_draft_has_no_use_for_or_can_not_do_is_refused(
         sequence = TokenSequence(given["session"], given["tokens"])
         with pytest.raises(error, match=sentence):
             await drafts.remote(lambda: feed).propose(sequence, given["plan"])
-        await until(lambda: is_empty(drafts))
+        await drafts.until_empty()
 
 
 def opening(models, **changes):
@@ -182,7 +182,7 @@ async def test_messages_out_of_order_are_refused(models):
             never = draft_pb2.SpeculateRequest(park=draft_pb2.Park(ttl_ms=ttl_ms))
             with pytest.raises(errors.InvalidRequest):
                 await answers(drafts, first, never)
-        await until(lambda: is_empty(drafts))
+        await drafts.until_empty()
 
 
 def feed_at(address):
@@ -214,7 +214,7 @@ async def test_a_forbidden_source_is_never_dialled(models, tmp_path, patterns, a
         with pytest.raises(kind):
             await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
         assert drafts.receivers.num_channels == 0
-        await until(lambda: is_empty(drafts))
+        await drafts.until_empty()
     assert dialled == []
 
 

@@ -4,6 +4,7 @@ import itertools
 import operator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,14 +21,8 @@ from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream_draft.config import DraftConfig
 from support.models import tiny
 from support.services import tiny_services
-from support.services.tiny_services import (
-    draft_place,
-    is_empty,
-    rounds,
-    target_here,
-    target_place,
-    until,
-)
+from support.services.fleet import eventually
+from support.services.tiny_services import draft_place, rounds, target_here, target_place
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -203,12 +198,9 @@ async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(mode
             assert (len(proposal.tree), proposal.stopped_by) == (0, "lag")
             assert drafts.receivers.num_kv_bytes == 0
             drafts.receivers.budget.limit = None
-
-            async def is_drafting():
-                return len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree) > 0
-
-            await until(is_drafting)
-        await until(lambda: is_empty(drafts))
+            again = partial(draft.propose, TokenSequence(SESSION, PROMPT), PLAN)
+            await eventually(again, lambda proposal: len(proposal.tree) > 0)
+        await drafts.until_empty()
         assert drafts.receivers.budget.num_bytes == 0
 
 

@@ -3,18 +3,17 @@
 import hashlib
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from slipstream.core.errors import Unavailable
 from slipstream.state.options import StoreOptions
+from support.commands import ROOT
 from support.network.certificates import certificates
 from support.network.ports import free_port
 from support.state.redis_server import debian_binary, redis_server
 from support.state.session_stores import begins, opened, store_of, told
 
-ROOT = Path(__file__).parents[3]
 PASSWORD = "nobody must see this"
 DIGEST = hashlib.sha256(PASSWORD.encode()).hexdigest()
 

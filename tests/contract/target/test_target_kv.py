@@ -11,19 +11,10 @@ from grpc import StatusCode
 
 from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
-from slipstream.core.policy.profile import NGRAM
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
-from slipstream.drafting.build import Drafter
-from slipstream.models.dtypes import CPU
-from slipstream.options import build
-from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import MAX_PAYLOAD_BYTES
 from slipstream.rpc.leases import Lease
-from slipstream_draft.config import DraftConfig
-from slipstream_draft.kv_receiver import KvAddress
-from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
-from slipstream_target.__main__ import layout_to_pb
 from slipstream_target.kv_streams import MAX_READERS, VerifyStream
 from support.models import tiny
 from support.network.streams import refusal
@@ -130,29 +121,6 @@ async def test_a_cached_prefix_and_a_windowed_copy_are_what_is_computed_anew(mod
         expected = anew.layers[layer][:, :400]
         assert np.array_equal(shared.layers[layer][:, :400], expected)
         assert np.array_equal(window.layers[layer][:, : len(read)], expected[:, read])
-
-
-@pytest.mark.parametrize(("encoding", "error"), [("raw", 0), ("int8", 1 / 120)])
-async def test_a_draft_service_holds_what_it_reads_of_its_target(
-    served, stream, layers, encoding, error
-):
-    """An 8-bit number is off by half a step, and is rounded to the cache's type again."""
-    await stream.verify(0, PROMPT)
-    config = build(DraftConfig, kv_encoding=encoding)
-    receivers = KvReceivers(ChannelOptions(), CPU)
-    form = KvCatchUp(Drafter(None, NGRAM, layers), receivers, config).form(
-        layout_to_pb(served.engine.layout)
-    )
-    source = KvAddress("s", IDENTITY.incarnation, served.address, stream.credential)
-    sequence = TokenSequence(SESSION, PROMPT)
-    assert receivers.follow(sequence, source, form, num_same=lambda: 0)
-    await receivers.wait("s", len(PROMPT), LIMIT_S)
-    view, own = receivers.view("s", layers), served.engine.view("s", layers)
-    assert view.count == own.count == len(PROMPT)
-    for layer in layers:
-        ours, theirs = (at.layers[layer][:, : len(PROMPT)].astype(np.float32) for at in (view, own))
-        assert (np.abs(ours - theirs) <= error * np.abs(theirs).max(-1, keepdims=True)).all()
-    await receivers.aclose()
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.models.loading import load_model
-from slipstream.rpc.kv import DTYPE, KvDtype
 from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry import catalog
-from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import TargetLimits, build_target
 from slipstream.verifying.meter import Activity
@@ -169,25 +167,16 @@ async def test_the_tokenizer_is_described_only_to_those_who_ask(served):
     assert whole.tokenizer.json == b"{}"
 
 
-def test_a_description_holds_all_that_a_router_and_a_draft_need(tmp_path):
+def test_a_description_says_what_a_target_holds_and_can_hold(tmp_path):
     loaded = load_model(str(save_checkpoint(tmp_path / "tiny")), dtype="bfloat16")
-    built = build_target(loaded, limits=TargetLimits(hidden_layers=(0, 2)))
+    built = build_target(loaded, limits=TargetLimits())
     about = describe(loaded, built, max_sessions=7)
-    assert (about.identity.model_id, about.identity.vocab_size) == ("tiny", 259)
     other = describe(loaded, built, max_sessions=7)
     assert about.identity.incarnation != other.identity.incarnation
-    assert (about.context_length, list(about.stop_token_ids), about.max_sessions) == (128, [0], 7)
+    assert (list(about.stop_token_ids), about.max_sessions) == ([0], 7)
     memory = about.memory
     assert memory.weight_bytes == built.memory.weight_bytes > 0
     assert memory.kv_bytes == built.memory.kv_bytes
     assert memory.workspace_bytes == built.memory.workspace_bytes
     assert memory.kv_bytes > 0 < memory.workspace_bytes
-    layout = about.layout
-    assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
-    assert (list(layout.hidden_layers), layout.hidden_size) == ([0, 2], built.model.hidden_size)
-    assert DTYPE.from_pb(layout.dtype) is KvDtype.BFLOAT16
     assert (about.numerics, about.dtype) == ("invariant", "bfloat16")
-    parts = about.tokenizer
-    text = TextTokenizer.from_parts(parts.json, parts.chat_template, dict(parts.special_tokens))
-    assert text.vocab_hash == about.identity.tokenizer_hash == loaded.tokenizer_hash
-    assert text.chat_template == loaded.tokenizer.chat_template

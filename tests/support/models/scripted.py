@@ -122,8 +122,8 @@ def verdict(*tokens):
     return target_pb2.VerifyResponse(verdict=verdict_to_pb(Verdict(tokens, 0), TIMING))
 
 
-def proposed(proposal, staleness=2):
-    told = {"staleness": staleness, "timing": timing_to_pb(TIMING)}
+def proposed(proposal):
+    told = {"staleness": 2, "timing": timing_to_pb(TIMING)}
     message = draft_pb2.Proposed(proposal=proposal_to_pb(proposal), **told)
     return draft_pb2.SpeculateResponse(proposed=message)
 
@@ -139,8 +139,8 @@ def remote_target(peer, **options):
     return RemoteTarget(peer, IDENTITY, RoundOptions(fence=7, **options))
 
 
-def remote_draft(peer, *, feed=FEED, **options):
-    side = TargetSide(IDENTITY, LAYOUT, lambda: feed)
+def remote_draft(peer, **options):
+    side = TargetSide(IDENTITY, LAYOUT, lambda: FEED)
     return RemoteDraft(peer, side, RoundOptions(fence=7, **options))
 
 

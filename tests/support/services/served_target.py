@@ -34,6 +34,7 @@ from slipstream_target.servicer import SERVICE, TargetServicer, register
 from support.models import tiny
 from support.models.in_memory import causal_model
 from support.services.background import serving
+from support.services.fleet import eventually
 
 LIMIT_S = 60
 IDENTITY = common_pb2.ModelIdentity(
@@ -187,18 +188,15 @@ class Served:
 
     async def until(self, condition: Callable[[common_pb2.Load], bool]) -> None:
         """Ask until it is so: what is asked is another process, as far as a test goes."""
-        async with asyncio.timeout(LIMIT_S):
-            while not condition(await self.load()):
-                pass
+        await eventually(self.load, condition)
 
     async def until_empty(self) -> None:
         """Wait until no session and no byte is left."""
-        await self.until(
-            lambda load: (
-                (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams)
-                == (0, 0, 0, 0)
-            )
-        )
+        await self.until(is_empty)
+
+
+def is_empty(load: common_pb2.Load) -> bool:
+    return (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams) == (0,) * 4
 
 
 @asynccontextmanager

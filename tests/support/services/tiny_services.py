@@ -1,7 +1,6 @@
 """A tiny target and tiny drafts for it, each served by its own real server on this machine."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -40,7 +39,8 @@ from slipstream_draft.servicer import register as draft_register
 from slipstream_target.__main__ import layout_to_pb
 from support.models import tiny, tiny_eagle
 from support.services.background import serving
-from support.services.served_target import Served, served_target
+from support.services.fleet import eventually
+from support.services.served_target import Served, is_empty, served_target
 
 MAX_LAG = 8
 INCARNATION = "the-target-process"
@@ -143,6 +143,10 @@ class DraftPlace:
         answer = await stub.GetDraftLoad(draft_pb2.GetDraftLoadRequest())
         return answer.load
 
+    async def until_empty(self) -> None:
+        """Wait until no session and no byte is left."""
+        await eventually(self.load, is_empty)
+
 
 @asynccontextmanager
 async def draft_place(
@@ -185,15 +189,3 @@ async def rounds(
         verdict = await target.verify(sequence, proposal)
         yield before, proposal, verdict
         sequence.append(verdict.tokens)
-
-
-async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = 60) -> None:
-    """Ask until it is so: what it asks is another process, as far as a test goes."""
-    async with asyncio.timeout(limit_s):
-        while not await condition():
-            pass
-
-
-async def is_empty(drafts: DraftPlace) -> bool:
-    load = await drafts.load()
-    return (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams) == (0,) * 4
