@@ -11,13 +11,12 @@ import pytest
 import redis
 
 from slipstream.state.options import StoreOptions
-from support.commands import ran
+from support.commands import ROOT, ran
 from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
 from support.deployment.kube_schemas import NEWEST, faults
 from support.state.redis_server import RedisServer, redis_server
 from support.state.session_stores import keeps_a_session, store_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a \"password\" with 'quotes', \\ and $HOME"
 RAY = {"ray.enabled": True, "ray.faultTolerance.enabled": True}
 

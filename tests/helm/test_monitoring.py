@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from slipstream.core import errors
+from support.commands import ROOT
 from support.telemetry.prometheus_names import all_samples
 from support.telemetry.prometheus_tool import check_expressions, promtool
 from support.telemetry.promql import SCRAPED, known_labels, spoken
 
-ROOT = Path(__file__).parents[2]
 FILE = ROOT / "helm/slipstream/alerts/slipstream.yaml"
 CASES = Path(__file__).parent / "alerts_cases.yaml"
 DASHBOARD = ROOT / "helm/slipstream/dashboards/slipstream.json"
@@ -72,7 +72,6 @@ def test_an_alert_says_how_bad_it_is_what_it_is_and_what_to_do(rule):
     page, _, section = about["runbook"].partition("#")
     assert ROOT / page == RUNBOOK
     assert section == name(rule).lower()
-    assert f"\n### {name(rule)}\n" in RUNBOOK.read_text()
 
 
 def test_the_runbook_has_no_section_of_an_alert_that_there_is_not():
