@@ -3,11 +3,10 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from support.commands import IMPORT_PATH
+from support.commands import IMPORT_PATH, ROOT
 from support.deployment.pages import SESSIONS
 from support.models import tiny_checkpoint
 from support.network.certificates import certificates
@@ -15,7 +14,7 @@ from support.network.key_files import key as key_of
 from support.network.key_files import write_keys
 from support.services.cluster import running
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 TOKEN = "open-sesame"
 FRONT = DOCS / "http.md"
 """Its blocks need a front that speaks HTTP: `test_http_told` runs them."""

@@ -17,8 +17,8 @@ from slipstream.models.format import tokenizer as kept_tokenizers
 from slipstream.ngrams.store_file import ARRAYS, NgramFile, checksum
 from slipstream.text.template import ChatTemplate
 from slipstream.text.tokenizer import TextTokenizer
+from support.commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PROFILE = ROOT / "slipstream/models/weights/smollm2-135m-glide/profile.json"
 MESSAGES = [
     {"role": "system", "content": "Be <|end|> brief."},

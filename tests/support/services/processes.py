@@ -13,7 +13,6 @@ from typing import IO, Self
 from support.models.tiny_checkpoint import change_config, save_checkpoint
 from support.services.stalls import WATCHED, check_stalls, stalls_in
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 LIMIT_S = 240.0
 CONTEXT = 2048
 PATIENT = {

@@ -14,11 +14,9 @@ from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.native import library
 from slipstream.models.native.library import NotNative
-from support.commands import ran_python
+from support.commands import ROOT, ran_python
 from support.models import tiny
 from support.models.instruction_sets import X86_64
-
-ROOT = Path(__file__).parents[3]
 
 
 def initialized(hatch_build, root):

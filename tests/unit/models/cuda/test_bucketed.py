@@ -3,7 +3,6 @@
 import itertools
 import random
 from copy import deepcopy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.torch.arrays import as_array
-from slipstream.models.torch.packing import Buckets, ForwardShape, row_steps
+from slipstream.models.torch.packing import Buckets, row_steps
 from support.models import tiny
 from support.models.in_memory import causal_model
 
@@ -219,13 +218,3 @@ def test_row_counts_obey_the_rule_of_equal_bits(limit, rule):
     assert steps[-1] >= limit
     assert list(steps) == sorted(set(steps))
     assert all(min(low, limit) <= step and (step <= high or step % high == 0) for step in steps)
-
-
-def test_a_shape_has_the_next_number_of_tokens_and_room_for_every_tile_and_path():
-    buckets = Buckets((1, 4, 16), 3, 4)
-    shape = ForwardShape(rows=5, sessions=1, pages=2, tiles=2, path=0)
-    assert buckets.shape(shape) == ForwardShape(16, 1, 3, 6, 256)
-    assert buckets.shape(replace(shape, sessions=2)).sessions == 16
-    assert buckets.shape(replace(shape, rows=1, path=65)).rows == 16
-    assert buckets.shape(replace(shape, rows=17)) is None
-    assert {(at.rows, at.sessions) for at in buckets} == {(1, 1), (4, 1), (4, 4), (16, 1), (16, 16)}

@@ -7,7 +7,6 @@ import math
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
 from slipstream.models.torch.packing import pack
 from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of, unpack
+from support.commands import ROOT
 from support.cuda.operators import draw, edit, multiply, read_chain, truncate
 from support.models import tiny
 
@@ -295,5 +295,5 @@ for dtype, others in (("bf16", False), ("fp32", True), ("bf16", True)):
 
 def test_the_kernels_compile_for_gpus_and_fit_their_memory(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     subprocess.run([sys.executable, "-c", COMPILED], check=True)

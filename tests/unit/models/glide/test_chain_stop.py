@@ -145,12 +145,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_untrained_it_takes_the_draft_at_its_word():
-    chances = DecisionNetwork(6).model().score(noise(3, 6), STATS)
-    expected = [[top, top] for top, *_ in LAWS]
-    np.testing.assert_allclose(chances, expected, atol=2e-6, rtol=0)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_which_token_carries_which_probability_has_no_say_where_that_would_bias(temperature):
     sampling, mode = SamplingParams(temperature=temperature), Verification.MCSD
