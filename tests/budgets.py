@@ -197,8 +197,8 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of library and services", 52_677, lambda: num_lines(*PRODUCT)),
-    Budget("lines of tests/", 50_813, lambda: num_lines(TESTS)),
+    Budget("lines of library and services", 52_680, lambda: num_lines(*PRODUCT)),
+    Budget("lines of tests/", 50_812, lambda: num_lines(TESTS)),
     Budget("files of library and services", 346, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 20, largest_folder),
     Budget("files executed, embedded", 77, lambda: len(executed_files("embedded"))),

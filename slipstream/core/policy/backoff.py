@@ -104,20 +104,25 @@ class OverlapGain:
     """Phases until the slower way is tried again; doubles up to this."""
     BETTER = 1.03
     """Times the pace without overlap that is clearly more."""
+    LEAST_WAIT = 0.5
+    """Share of rounds without overlap that waits for the draft must take for it to be tried."""
     WEIGHT = 0.01
 
     def __init__(self) -> None:
-        self._off, self._on = (RequestPace(1.0, num_rounds=0, weight=self.WEIGHT) for _ in range(2))
+        paces = (RequestPace(1.0, num_rounds=0, weight=self.WEIGHT) for _ in range(3))
+        self._off, self._on, self._waits = paces
         self.is_on = False
         """True if the next round is to overlap."""
         self._is_trial = False
         self._left = self.PHASE
         self._rest = self._pause = 1
 
-    def record(self, num_tokens: int, cost: float, *, is_on: bool) -> None:
+    def record(self, num_tokens: int, cost: float, waited: float, *, is_on: bool) -> None:
         """Take in a round that asked the draft, of so many tokens in the time of `cost` plain
-        rounds, and whether it did so with overlap."""
+        rounds, `waited` of them for the draft, and whether it did so with overlap."""
         (self._on if is_on else self._off).record(num_tokens, cost)
+        if not is_on:
+            self._waits.record(waited, cost)
         self._left -= 1
         if self._left == 0:
             self._left = self.PHASE
@@ -132,5 +137,5 @@ class OverlapGain:
             self._rest, self._is_trial, self.is_on = self._pause, False, pays
             return
         self._rest -= 1
-        self._is_trial = self._rest == 0
+        self._is_trial = self._rest <= 0 and self._waits.value >= self.LEAST_WAIT
         self.is_on = not self.is_on if self._is_trial else pays

@@ -80,8 +80,7 @@ class Planner:
         return replace(self._shaped(depth, nodes), lookup=copying)
 
     def leaves_draft(self, plan: Plan, remaining: int) -> bool:
-        """Return whether to end the draft's session before the round of this plan: see
-        `DraftUse`. The next proposal opens it anew."""
+        """Return whether to end the draft's session before this plan's round: see `DraftUse`."""
         num_rounds = 0 if plan.may_ask else 1 + self._backoff.num_left
         return self._use.ends(num_rounds, remaining, self._opening_cost)
 
@@ -127,8 +126,7 @@ class Planner:
         says what a draft step takes, and the first one reads the text as well."""
         if round_.proposal.stopped_by == AHEAD or round_.proposal.fallback == LATE:
             return self._prices.waited(round_.proposing_s)
-        is_timed = self._use.is_open and round_.proposing is not None
-        seconds = round_.proposing_s if is_timed else None
+        seconds = round_.proposing_s if self._use.is_open and round_.proposing else None
         return self._prices.drafted(depth, seconds, _engine_s(round_.proposal.timing))
 
     def _record_draft(self, round_: Round, gain: float) -> None:
@@ -138,9 +136,9 @@ class Planner:
 
     def _record_overlap(self, round_: Round) -> None:
         gain, is_measured = self._settings.overlap_gain, self._settings.mode is Mode.AUTO
-        cost = self._prices.waited(round_.proposing_s + round_.verifying_s)
-        if gain is not None and is_measured and round_.plan.may_ask and round_.proposing and cost:
-            gain.record(len(round_.verdict.tokens), cost, is_on=round_.plan.ahead > 0)
+        wait, rest = map(self._prices.waited, (round_.proposing_s, round_.verifying_s))
+        if gain is not None and is_measured and round_.plan.may_ask and round_.proposing and rest:
+            gain.record(len(round_.verdict.tokens), wait + rest, wait, is_on=round_.plan.ahead > 0)
 
     def _begin(self) -> None:
         """Expect of the draft at first what its steps and its nodes cost."""

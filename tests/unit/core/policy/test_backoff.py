@@ -11,7 +11,7 @@ def share_on(gain, cost_on, rounds):
     for _ in range(rounds):
         is_on = gain.is_on
         num_on += is_on
-        gain.record(2, cost_on if is_on else 1.0, is_on=is_on)
+        gain.record(2, cost_on if is_on else 1.0, 0.5, is_on=is_on)
     return num_on / rounds
 
 
@@ -36,7 +36,7 @@ def test_rounds_that_are_shorter_and_bring_fewer_tokens_do_not_pay():
     gain = OverlapGain()
     assert not gain.is_on
     for _ in range(20 * gain.PHASE):
-        gain.record(1 if gain.is_on else 2, 0.6 if gain.is_on else 1.0, is_on=gain.is_on)
+        gain.record(1 if gain.is_on else 2, 0.6 if gain.is_on else 1.0, 0.5, is_on=gain.is_on)
     assert not gain.is_on
 
 

@@ -252,8 +252,8 @@ def test_a_request_overlaps_as_it_says(overlap):
     assert plan.ahead == (AHEAD_NODES if overlap else 0)
 
 
-@pytest.mark.parametrize(("wait_s", "pays"), [(0.03, True), (0.0, False)])
-def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, pays):
+@pytest.mark.parametrize(("wait_s", "pays"), [(0.03, True), (0.01, False), (0.0, False)])
+def test_a_request_that_leaves_it_open_overlaps_where_that_spares_long_waits(wait_s, pays):
     gain = OverlapGain()
     planner = planner_of(overlap_gain=gain)
     num_on = 0
@@ -263,8 +263,7 @@ def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, 
         waited_s = 0.0 if plan.ahead else wait_s
         at = round_of(chain(4), verdict_of(3, FREE))
         planner.record(replace(at, plan=plan, proposing=(0.0, waited_s), verifying=(0.0, 0.02)))
-    assert (num_on > 10 * gain.PHASE) is pays
-    assert num_on > 0
+    assert num_on > 10 * gain.PHASE if pays else num_on == 0
 
 
 def test_speculation_that_is_forced_overlaps_only_where_it_says_so():
