@@ -46,9 +46,6 @@ PARTS = {
 """Parts of a round's time, and their labels."""
 
 
-PLAIN, DISTRIBUTED = "plain", "distributed"
-
-
 @dataclass(frozen=True, slots=True)
 class RoundsPlan(TurnPlan):
     """Plan of a comparison; forced rounds all draft, so that all parts of a round are seen."""
@@ -67,8 +64,11 @@ class RoundsPlan(TurnPlan):
         """Return the functions that send questions, by name: to the engine in this process, and to
         the services, plain and with the draft."""
         drafting = SpeculationOptions(mode=Mode(self.mode))
-        asked = {EMBEDDED: (embedded, drafting), PLAIN: (routed, SpeculationOptions(mode=Mode.OFF))}
-        asked[DISTRIBUTED] = routed, drafting
+        asked = {
+            EMBEDDED: (embedded, drafting),
+            "plain": (routed, SpeculationOptions(mode=Mode.OFF)),
+        }
+        asked["distributed"] = routed, drafting
         if self.overlap:
             asked["overlap"] = routed, replace(drafting, overlap=True)
         sampling = self.sampling.params()

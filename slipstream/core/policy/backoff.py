@@ -104,8 +104,8 @@ class OverlapGain:
     """Phases until the slower way is tried again; doubles up to this."""
     BETTER = 1.03
     """Times the pace without overlap that is clearly more."""
-    LEAST_WAIT = 0.5
-    """Share of rounds without overlap that waits for the draft must take for it to be tried."""
+    LEAST_WAIT = 0.42
+    """Share of rounds without overlap that waits for the draft must take for it to pay."""
     WEIGHT = 0.01
 
     def __init__(self) -> None:
@@ -130,12 +130,13 @@ class OverlapGain:
 
     def _turn(self) -> None:
         """Choose the way of the next phase: the better one, or the other one for a trial."""
-        pays = self._on.value > self.BETTER * self._off.value
+        can_pay = self._waits.value >= self.LEAST_WAIT
+        pays = can_pay and self._on.value > self.BETTER * self._off.value
         if self._is_trial:
             has_changed = pays is self.is_on
             self._pause = 1 if has_changed else min(2 * self._pause, self.LONGEST_PAUSE)
             self._rest, self._is_trial, self.is_on = self._pause, False, pays
             return
         self._rest -= 1
-        self._is_trial = self._rest <= 0 and self._waits.value >= self.LEAST_WAIT
+        self._is_trial = can_pay and self._rest <= 0
         self.is_on = not self.is_on if self._is_trial else pays
