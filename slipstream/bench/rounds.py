@@ -64,10 +64,8 @@ class RoundsPlan(TurnPlan):
         """Return the functions that send questions, by name: to the engine in this process, and to
         the services, plain and with the draft."""
         drafting = SpeculationOptions(mode=Mode(self.mode))
-        asked = {
-            EMBEDDED: (embedded, drafting),
-            "plain": (routed, SpeculationOptions(mode=Mode.OFF)),
-        }
+        plain = SpeculationOptions(mode=Mode.OFF)
+        asked = {EMBEDDED: (embedded, drafting), "plain": (routed, plain)}
         asked["distributed"] = routed, drafting
         if self.overlap:
             asked["overlap"] = routed, replace(drafting, overlap=True)
