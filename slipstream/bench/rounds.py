@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from slipstream.client import Client
 from slipstream.core.errors import check
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.results import Timings
-from slipstream.core.stop_reasons import AHEAD
 from slipstream.local.stack import Stack, StackPlan
 from slipstream.options import option
 
@@ -51,7 +50,6 @@ class RoundsPlan(TurnPlan):
     """Plan of a comparison; forced rounds all draft, so that all parts of a round are seen."""
 
     mode: str = option("forced", "Speculation: forced, or auto.")
-    overlap: bool = option(False, "Also measure with the option overlap.")
     kv: bool = option(
         False, "Also measure the stream of the target's keys and values, and rounds beside it."
     )
@@ -67,8 +65,6 @@ class RoundsPlan(TurnPlan):
         plain = SpeculationOptions(mode=Mode.OFF)
         asked = {EMBEDDED: (embedded, drafting), "plain": (routed, plain)}
         asked["distributed"] = routed, drafting
-        if self.overlap:
-            asked["overlap"] = routed, replace(drafting, overlap=True)
         sampling = self.sampling.params()
         return {
             name: partial(client.generate, sampling=sampling, speculation=speculation)
@@ -98,8 +94,6 @@ def _figures(of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]
     rounds = max(figures["rounds"], 1)
     timings = [sample.result.stats.timings for sample in of]
     parts = parts_of(timings)
-    # Rounds whose proposal was there before the draft was asked for it.
-    ahead = sum(sample.result.stats.speculation.stop_reasons.get(AHEAD, 0) for sample in of)
     prefill_s = sum(times.prefill_s for times in timings)
     # What callers waited for beside prompt and rounds: the way to the router.
     outside_s = (
@@ -108,7 +102,6 @@ def _figures(of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]
     return {
         **figures,
         "requests": len(of),
-        "ahead_share": ahead / rounds,
         "identical": len(of) - len(different),
         "differences": different,
         "prefill_ms": 1000 * prefill_s / len(of),
@@ -150,7 +143,6 @@ def answers_table(figures: ByName) -> Table:
         "decode tokens/s": number("decode_tokens_per_s", 1),
         "ratio decode": number("ratio_decode", 3, "x"),
         "tokens per round": lambda of: fixed(quotient(of["tokens"], of["rounds"]), 2),
-        "without a wait": lambda of: f"{of['ahead_share']:.0%}",
         "prefill ms": number("prefill_ms", 1),
         "outside ms": number("outside_ms", 1),
         "identical": lambda of: (

@@ -200,9 +200,6 @@ class SpeculationFlags:
     lookup: bool | None = option(
         None, "Copy what the text repeats, beside what the draft proposes."
     )
-    overlap: bool | None = option(
-        None, "Draft on while the target verifies; with a draft service.", show_default="auto"
-    )
 
     def options(self) -> SpeculationOptions:
         """Return the options of the SDK. Raises `InvalidRequest` for values that can't be."""

@@ -6,14 +6,10 @@ NO_ROOM = "memory"
 """End of a session that the draft has no room for now."""
 TOO_DEAR = "load"
 """End where no further token is worth its time."""
-AHEAD = "ahead"
-"""End of a tree that was there before its sequence was known: the verdict ended it."""
 LATE = "late"
 """`Proposal.fallback` where a proposal takes longer than it is worth, and may still come."""
-PENDING = "pending"
-"""`Proposal.fallback` with overlap, where the target does not wait for a draft that is far."""
 STOP_REASONS = (
     *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, NO_ROOM),
-    *("lookup", "grammar", AHEAD, "none"),
+    *("lookup", "grammar", "none"),
 )
 """All that may end the drafting of a proposal: the values of `Proposal.stopped_by`."""

@@ -38,10 +38,10 @@ class TokenTree:
 
     @classmethod
     def of_nodes(
-        cls, tokens: Sequence[int], parents: Sequence[int], kept: Sequence[int], root: int = ROOT
+        cls, tokens: Sequence[int], parents: Sequence[int], kept: Sequence[int]
     ) -> "TokenTree":
-        """The tree of the nodes `kept`, ascending, out of others; those below `root` come first."""
-        place = {root: ROOT} | {node: index for index, node in enumerate(kept)}
+        """The tree of the nodes `kept`, ascending, out of others; a kept node's parent is kept."""
+        place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         return cls(
             tuple(tokens[node] for node in kept), tuple(place[parents[node]] for node in kept)
         )

@@ -179,8 +179,6 @@ class Plan:
     """Least probability of a path that makes another draft step pay; None: any."""
     row_prices: tuple[float, ...] = ()
     """Prices of the round's nodes, in tokens, in turn; () where they are free."""
-    ahead: int = 0
-    """Nodes of the tree that the draft goes on with while the round is verified; 0: none."""
     worth_s: float | None = None
     """Seconds to wait for the proposal, in which plain rounds bring as much; None: as long as it
     takes. No draft sees it."""

@@ -8,15 +8,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slipstream.core.draft.ahead import MAX_TREES
-from slipstream.core.errors import SlipstreamError, Unavailable
-from slipstream.core.inline import before, finished
+from slipstream.core.errors import Unavailable
+from slipstream.core.inline import finished
 from slipstream.core.round import Clock
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal
@@ -77,22 +76,6 @@ class BatchedDraft:
         request = DraftRequest(sequence, plan, check, answer, self._clock())
         try:
             return await self._submit(request, answer)
-        finally:
-            request.is_dropped = True
-
-    async def ahead(self, sequence: TokenSequence, num_nodes: int) -> Proposal:
-        """Return the tree of the last proposal, gone on with by a few steps, up to so many nodes.
-
-        Proposals of other sessions come first. Empty where it fails: the session's next proposal
-        raises the reason.
-        """
-        answer: asyncio.Future[Done[Proposal]] = asyncio.get_running_loop().create_future()
-        plan = Plan(0, 0, ahead=num_nodes)
-        request = DraftRequest(sequence, plan, answer=answer, is_ahead=True)
-        try:
-            return (await self._submit(request, answer)).value
-        except SlipstreamError:
-            return Proposal()
         finally:
             request.is_dropped = True
 
@@ -186,27 +169,14 @@ class BatchedDraft:
         self._running = [request for request in self._running if not request.is_done]
 
 
-async def gone_on(
-    draft: BatchedDraft, sequence: TokenSequence, num_nodes: int, *, until: asyncio.Future[Any]
-) -> AsyncGenerator[Proposal, None]:
-    """Yield the tree of the last proposal again and again as it goes on, until something is done,
-    but no more often than a stream may send it."""
-    for _ in range(MAX_TREES):
-        tree = await before(until, draft.ahead(sequence, num_nodes))
-        if tree is None or not len(tree.tree):
-            return
-        yield tree
-
-
 def together(requests: Sequence[DraftRequest]) -> list[DraftRequest]:
     """Return the requests of the next step, in order of arrival.
 
     All that have little to compute, and as many long prefixes as a step has room for, so that no
-    session waits for more than that. Trees go on only while no session waits for a proposal.
+    session waits for more than that.
     """
     room, chosen = CHUNK, []
-    awaited = [request for request in requests if not request.is_ahead]
-    for request in awaited or requests:
+    for request in requests:
         if request.num_tokens > FEW:
             if request.num_tokens > room and room < CHUNK:
                 continue

@@ -16,7 +16,7 @@ from slipstream.core.stop_reasons import CONTEXT, NO_ROOM
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.drafting import reader
-from slipstream.drafting.growers import GROWERS, NUM_CANDIDATES, grow_ahead
+from slipstream.drafting.growers import GROWERS
 from slipstream.drafting.growth import (
     DepthLimit,
     DraftRequest,
@@ -97,11 +97,7 @@ class LocalDraft:
         self._end(held)
         held.synced.take(sequence)
         held.is_parked = False
-        if request.is_ahead and held.growth is not None:
-            request.begin(grow_ahead(held.growth, request.plan.ahead))
-        else:
-            held.growth = None
-            request.begin(self._grow(sequence.session, request.plan, held))
+        request.begin(self._grow(sequence.session, request.plan, held))
         held.request = request
         return request
 
@@ -229,11 +225,8 @@ class LocalDraft:
                 reader=CandidateReader(session, self._scorer.vocab, self._score(plan)),
                 profile=self._profile,
                 depth_limit=limit,
-                least_candidates=NUM_CANDIDATES if plan.ahead else 1,
             )
-            stop = self._stop(plan, session)
-            proposal = yield from GROWERS[plan.shape](growth, plan, stop)
-            held.growth = growth if plan.ahead else None
+            proposal = yield from GROWERS[plan.shape](growth, plan, self._stop(plan, session))
         return proposal if view is None else replace(proposal, staleness=max(lag, 0))
 
     def _make_room(self, held: DraftSession, needed: int) -> bool:

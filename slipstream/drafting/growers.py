@@ -1,16 +1,13 @@
-"""The shapes of proposals: chains, CaPE, trees of fixed widths, forks, dynamic trees.
-
-A tree goes on growing while the target verifies it: the likeliest nodes first.
-"""
+"""The shapes of proposals: chains, CaPE, trees of fixed widths, forks, dynamic trees."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.core.draft.cape import Chain, cape_tree, shares_of
+from slipstream.core.draft.cape import Chain, cape_tree
 from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.policy.stop import Stop
-from slipstream.core.stop_reasons import AHEAD, TOO_DEAR
+from slipstream.core.stop_reasons import TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Shape, SparseDistribution, Verification
 from slipstream.drafting.growth import Growth, ProposalSteps, Steps
@@ -192,8 +189,7 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
         if stop.should_stop(growth.signal(found[best], depth, path_prob)):
             stopped_by = "policy"
             break
-        newest = tree.next(width, min_depth=depth, max_depth=depth + 1)
-        nodes = [node for node in newest if not growth.ends_with(tree.token(node))]
+        nodes = [node for node in tree.next(width, depth) if not growth.ends_with(tree.token(node))]
         found = yield from _expand(growth, tree, rows, nodes, width)
         if not found:
             stopped_by = "eos"
@@ -209,7 +205,7 @@ def _expand(
     if not nodes:
         return {}
     parents = [rows[tree.parent(node)] for node in nodes]
-    rows.update({node: row for row, node in enumerate(nodes, len(growth.nodes))})
+    rows.update({node: row for row, node in enumerate(nodes, len(growth.depths))})
     found = yield from growth.extend([*map(tree.token, nodes)], parents, count)
     return dict(zip(nodes, found, strict=True))
 
@@ -222,44 +218,3 @@ GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], ProposalSteps]] = {
     Shape.FORK: grow_fork,
 }
 """Growth of a tree by its shape."""
-
-AHEAD_STEPS, AHEAD_WIDTH = 2, 10
-"""Steps that a tree goes on for at a time, and nodes that are scored in each."""
-NUM_CANDIDATES = 10
-"""Candidates that are kept below each node: the token that a verification adds of its own is none
-of those that were proposed."""
-
-
-def grow_ahead(growth: Growth, max_nodes: int) -> ProposalSteps:
-    """Go on with a tree that was proposed; return the likeliest nodes of all, from the root on.
-
-    Again, it goes on from where it was. A chain that a device has computed at once is scored again:
-    its nodes are not in the state.
-    """
-    if ROOT not in growth.read:
-        yield from growth.first(NUM_CANDIDATES)
-    tree, rows = CandidateTree(), {ROOT: ROOT}
-    node_of = {ROOT: ROOT}
-    for row, found in growth.read.items():
-        if row != ROOT:
-            token, parent = growth.nodes[row]
-            node = node_of[row] = tree.child(node_of[parent], token)
-            rows[node] = row
-        _add(growth, tree, node_of[row], found)
-    for _ in range(AHEAD_STEPS):
-        nodes = tree.next(
-            AHEAD_WIDTH, max_depth=growth.depth_limit.max_depth, ends=growth.session.stop_token_ids
-        )
-        found_below = yield from _expand(growth, tree, rows, nodes, NUM_CANDIDATES)
-        for node, found in found_below.items():
-            _add(growth, tree, node, found)
-    return tree.best(max_nodes, AHEAD)
-
-
-def _add(growth: Growth, tree: CandidateTree, node: int, found: Candidates) -> None:
-    """Add the candidates below a node. What the first one's estimated acceptance leaves is shared
-    among the others as the draft has it."""
-    first = growth.acceptance(found)
-    shares = shares_of(found.top_prob, found.probs[1:])
-    probs = [first, *((1 - first) * share for share in shares)]
-    tree.add(node, found.tokens, [found.stats(token) for token in found.tokens], probs)

@@ -54,8 +54,6 @@ class DraftRequest:
     answer: "asyncio.Future[Done[Proposal]] | None" = None
     arrived: float = 0.0
     began: float = 0.0
-    is_ahead: bool = False
-    """True if the tree of the session's last proposal goes on, rather than a new one begins."""
     is_dropped: bool = False
     """No caller waits for it any more. Set on the event loop."""
     grower: ProposalSteps | None = None
@@ -155,14 +153,8 @@ class Growth:
     profile: Profile
     depth_limit: DepthLimit
     calibration: Calibration = field(init=False)
-    least_candidates: int = 1
-    """Least number of candidates that are read of a position: overlap goes on with them."""
-    nodes: list[tuple[int, int]] = field(default_factory=list)
-    """Token and parent of each node so far."""
     depths: list[int] = field(default_factory=list)
-    """Their depths."""
-    read: dict[int, Candidates] = field(default_factory=dict)
-    """Candidates that were read below nodes, and below `ROOT`."""
+    """Depth of each node so far."""
 
     def __post_init__(self) -> None:
         self.calibration = self.profile.calibration_at(self.session.sampling.temperature)
@@ -203,19 +195,14 @@ class Growth:
             sampling,
             stop,
             limit,
-            max(count, self.least_candidates) if chains.keeps_nodes else count,
+            count,
             self.session.stop_token_ids,
             self.calibration,
             self.lag,
             self.reader.score is not None,
             plan.worth,
         )
-        path = yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None)
-        if chains.keeps_nodes:
-            self.nodes = [(found.tokens[0], node - 1) for node, found in enumerate(path[:-1])]
-            self.depths = [*range(1, len(path))]
-            self.read = dict(enumerate(path, ROOT))
-        return [found.first(count) for found in path]
+        return (yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None))
 
     def _catch_up(self, rest: int) -> Steps[int]:
         """Compute all but up to `rest` tokens of the prefix; return how many are computed."""
@@ -236,26 +223,20 @@ class Growth:
     def first(self, count: int) -> Steps[Candidates]:
         """Return up to `count` candidates behind the prefix."""
         [candidates] = yield from self.hold(rows=self._rows([0], count))
-        self.read[ROOT] = candidates
-        return candidates.first(count)
+        return candidates
 
     def extend(
         self, tokens: Sequence[int], parents: Sequence[int], count: int
     ) -> Steps[list[Candidates]]:
         """Return the candidates below new nodes, whose indices continue those grown before."""
         depths = [1 if parent == ROOT else self.depths[parent] + 1 for parent in parents]
-        first = len(self.depths)
         self.depths += depths
-        self.nodes += zip(tokens, parents, strict=True)
         ask = Grow(self.held.state, tokens, parents)
-        found = yield DraftStep(ask, len(tokens), self._rows(depths, count))
-        self.read.update(enumerate(found, first))
-        return [candidates.first(count) for candidates in found]
+        return (yield DraftStep(ask, len(tokens), self._rows(depths, count)))
 
     def _rows(self, depths: Sequence[int], count: int) -> CandidateRows:
         num_tokens = len(self.held.tokens)
         positions = [num_tokens + depth for depth in depths]
-        count = max(count, self.least_candidates)
         return CandidateRows(self.reader, positions, [self.lag + depth for depth in depths], count)
 
     def ends_with(self, token: int) -> bool:
@@ -289,8 +270,6 @@ class DraftSession:
     request: DraftRequest | None = None
     """The latest request, which another one ends."""
     is_parked: bool = False
-    growth: Growth | None = None
-    """The tree of the last proposal, if it may be gone on with."""
 
     @property
     def tokens(self) -> list[int]:

@@ -43,12 +43,6 @@ class Candidates(ChainPosition):
 
     distribution: SparseDistribution | None = None
 
-    def first(self, count: int) -> "Candidates":
-        """Return the first `count` of them."""
-        if len(self.tokens) <= count:
-            return self
-        return replace(self, tokens=self.tokens[:count], probs=self.probs[:count])
-
     def stats(self, token: int) -> NodeStats:
         """Return the statistics of the node that carries `token` here."""
         prob = self.probs[self.tokens.index(token)]

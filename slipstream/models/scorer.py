@@ -174,8 +174,6 @@ class Chains(Protocol):
     """Tokens of a prefix that a chain takes in; the caller syncs more before."""
     max_ends: float
     """Most tokens that may end a chain."""
-    keeps_nodes: bool
-    """True if the tokens of a chain, without the last, are nodes of its state then."""
 
     def prepare(self, pool: "KvPool") -> None:
         """See `Scorer.prepare`."""

@@ -23,8 +23,6 @@ _LOST_STATUS = "Internal error from Core"
 MAX_ANSWER_BYTES = 1 << 20
 """Largest answer but a tokenizer: a tree of 127 nodes with distributions has 210,000 at most."""
 _TOO_LATE = "the request's deadline has passed"
-_MAX_UNREAD = 8
-"""Answers that are read before they are used; a peer that sends more waits."""
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -78,13 +76,6 @@ class Exchange:
         self._is_over = False
         self._timeout: asyncio.Timeout | None = None
         self._given_up = ""
-        self._posting: asyncio.Task[None] | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._answers: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNREAD)
-        """Answers with the times of their arrival, and what ended the stream."""
-        self._has_answers = asyncio.Event()
-        self.read_s = 0.0
-        """Time of the clock at which the last answer came."""
 
     @property
     def is_open(self) -> bool:
@@ -99,32 +90,6 @@ class Exchange:
         if self._is_over:
             raise self._has_ended()
         return await self._within(self._options.limit_s(num_tokens), self._ask(message))
-
-    def post(self, message: bytes) -> None:
-        """Send a message whose answer is read later, by `more` or `arrived`, and wait for nothing:
-        gRPC acknowledges writes late; errors of the stream surface on read.
-        """
-        if self._is_over:
-            raise self._has_ended()
-        self._posting = asyncio.get_running_loop().create_task(self._write(message, self._posting))
-
-    def read_ahead(self) -> None:
-        """Read answers as they come, so that `arrived` returns them. May be repeated."""
-        if self._reader is None:
-            self._reader = asyncio.get_running_loop().create_task(self._keep_reading())
-
-    async def arrived(self, wait_s: float = 0.0) -> bytes | None:
-        """Return the next answer if it is read ahead within so many seconds. Raises as `ask`."""
-        if self._answers.empty() and wait_s > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._has_answers.wait()
-        return None if self._answers.empty() else await self.more(self._options.limit_s(0))
-
-    def expired(self, limit_s: float) -> SlipstreamError:
-        """End the stream, which did not answer within so many seconds; return the error."""
-        self.cancel()
-        return self._too_late(limit_s)
 
     async def more(self, limit_s: float) -> bytes:
         """Wait for another answer to the last message, for up to so long. Raises as `ask` does."""
@@ -149,9 +114,6 @@ class Exchange:
         self._is_over = True
         if self._call is not None:
             self._call.cancel()
-        for task in (self._posting, self._reader):
-            if task is not None:
-                task.cancel()
 
     async def _within(self, limit_s: float, work: Awaitable[R]) -> R:
         try:
@@ -179,42 +141,15 @@ class Exchange:
         return DeadlineExceeded(f"{self._peer.name} did not answer within {limit_s:g} s")
 
     async def _ask(self, message: bytes) -> bytes:
-        await self._write(message, self._posting)
-        return await self._read()
-
-    async def _write(self, message: bytes, before: asyncio.Task[None] | None = None) -> None:
-        if before is not None and not before.done():
-            await asyncio.wait({before})
         if self._call is None:
             self._call = self._opened()
         # The reason of a stream's end surfaces on read.
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.write(message)
-
-    async def _keep_reading(self) -> None:
-        answer: Any = None
-        while answer is not grpc.aio.EOF and not isinstance(answer, Exception):
-            try:
-                answer = await self._call.read()
-            except Exception as error:
-                answer = error
-            await self._answers.put((answer, self._options.clock()))
-            self._has_answers.set()
-
-    async def _next(self) -> Any:
-        if self._reader is None:
-            answer = await self._call.read()
-            self.read_s = self._options.clock()
-            return answer
-        answer, self.read_s = await self._answers.get()
-        if self._answers.empty():
-            self._has_answers.clear()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return await self._read()
 
     async def _read(self) -> bytes:
-        answer = await self._next()
+        answer = await self._call.read()
         if answer is grpc.aio.EOF:
             self._is_over = True
             raise self._has_ended()
@@ -238,7 +173,7 @@ class Exchange:
 
     async def _end(self) -> None:
         await self._call.done_writing()
-        while await self._next() is not grpc.aio.EOF:
+        while await self._call.read() is not grpc.aio.EOF:
             pass
 
     def _opened(self) -> Any:

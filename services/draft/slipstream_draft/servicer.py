@@ -6,8 +6,7 @@ for the session is freed, unless it was parked.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +17,13 @@ from slipstream.core.errors import HandshakeError, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming
-from slipstream.drafting.batcher import BatchedDraft, gone_on
+from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.checks import check_delta, check_plan, check_session
 from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
-from slipstream.rpc.conversion.convert_common import ahead_to_pb, proposal_to_pb, value_from_pb
+from slipstream.rpc.conversion.convert_common import proposal_to_pb, value_from_pb
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.leases import Lease, Leases, kind_of
 from slipstream.rpc.protocol import require_agreement
@@ -101,9 +100,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         try:
             opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
             yield draft_pb2.SpeculateResponse(opened=opened)
-            async with aclosing(self._answers(request_iterator, stream)) as answers:
-                async for answer in answers:
-                    yield answer
+            while (message := await stream.lease.next(request_iterator)) is not None:
+                yield await self._answer(message, stream)
+                if message.HasField("park"):
+                    return
         finally:
             await self._leases.close(stream.lease)
 
@@ -167,27 +167,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             store = self._drafter.stores.of(numbering, vocab_size=vocab_size)
             self._drafter.draft.begin(session, store)
         return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
-
-    async def _answers(
-        self, messages: AsyncIterator[draft_pb2.SpeculateRequest], stream: SpeculateStream
-    ) -> AsyncGenerator[draft_pb2.SpeculateResponse, None]:
-        """Answer message after message; what was proposed goes on until the next one comes."""
-        message = await stream.lease.next(messages)
-        while message is not None:
-            yield await self._answer(message, stream)
-            if message.HasField("park"):
-                return
-            if self._batched is None or not (num_nodes := message.propose.plan.ahead):
-                message = await stream.lease.next(messages)
-                continue
-            upcoming = asyncio.ensure_future(stream.lease.next(messages))
-            try:
-                trees = gone_on(self._batched, stream.sequence, num_nodes, until=upcoming)
-                async for tree in trees:
-                    yield ahead_to_pb(tree)
-                message = await upcoming
-            finally:
-                upcoming.cancel()
 
     async def _answer(
         self, message: draft_pb2.SpeculateRequest, stream: SpeculateStream

@@ -111,7 +111,6 @@ class Speculation(StrictModel):
     num_roots: Whole | None = None
     drafter: str | None = None
     lookup: bool | None = None
-    overlap: bool | None = None
 
 
 class SamplingRequest(StrictModel):

@@ -1,10 +1,10 @@
 """A tree of a draft's candidates: which are scored next, and which are proposed.
 
 It grows level by level, from the likeliest nodes of the newest one (EAGLE-2, Y. Li et al. 2024,
-sections 4.1 and 4.2), or best first, over all levels. Bookkeeping only: no tensors, no model.
+sections 4.1 and 4.2). Bookkeeping only: no tensors, no model.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Proposal
@@ -43,10 +43,6 @@ class CandidateTree:
         self._stats += stats
         self._probs += [above * min(prob, 1.0) for prob in probs]  # which rounding may exceed
 
-    def child(self, parent: int, token: int) -> int:
-        pairs = enumerate(zip(self._parents, self._tokens, strict=True))
-        return next(node for node, pair in pairs if pair == (parent, token))
-
     def token(self, node: int) -> int:
         return self._tokens[node]
 
@@ -57,18 +53,9 @@ class CandidateTree:
         """Return the probability of the path down to a node, or `ROOT`."""
         return 1.0 if node == ROOT else self._probs[node]
 
-    def next(
-        self, width: int, *, max_depth: int, min_depth: int = 1, ends: Collection[int] = ()
-    ) -> list[int]:
-        """Return the likeliest nodes, up to `width`, that were not scored, in creation order.
-
-        None above `min_depth`, none that is `max_depth` deep or carries one of the tokens `ends`.
-        """
-        fitting = [
-            node
-            for node in self._open
-            if min_depth <= self._depths[node] < max_depth and self._tokens[node] not in ends
-        ]
+    def next(self, width: int, depth: int) -> list[int]:
+        """Return the likeliest nodes of a depth, up to `width`, in creation order."""
+        fitting = [node for node in self._open if self._depths[node] == depth]
         return sorted(sorted(fitting, key=lambda node: -self._probs[node])[:width])
 
     def best(self, max_nodes: int, stopped_by: str) -> Proposal:

@@ -13,7 +13,7 @@ from slipstream.core.draft.ngram_tree import Grown, Guesses, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
+from slipstream.core.stop_reasons import LATE, TOO_DEAR
 from slipstream.core.tree import EMPTY, ROOT, Copying, CopySource, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape
 
@@ -99,7 +99,7 @@ class LookupDraft:
         if copies.covered >= copying.alone:
             return _with_copies(Proposal(), copies)
         proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
-        if proposal.fallback in (LATE, PENDING) and not plan.row_prices:
+        if proposal.fallback == LATE and not plan.row_prices:
             return proposal  # a plain round; copies without a price may take far longer
         return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
 

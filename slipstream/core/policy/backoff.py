@@ -1,8 +1,8 @@
-"""Giving up speculation, overlap or a draft's session while it does not pay. Counts rounds."""
+"""Giving up speculation or a draft's session while it does not pay. Counts rounds."""
 
 import math
 
-from slipstream.core.row_costs import Average, RequestPace
+from slipstream.core.row_costs import Average
 
 
 class Backoff:
@@ -89,54 +89,3 @@ class DraftUse:
         if ends:
             self.is_asked = self.is_open = False
         return ends
-
-
-class OverlapGain:
-    """Compares rounds of one draft with overlap and without, of all requests, phase by phase.
-
-    What counts is tokens by time. Where draft and target share cores, or others wait for the
-    draft, overlap makes rounds longer; where a draft is far away it spares the wait for it.
-    """
-
-    PHASE = 32
-    """Rounds that are alike."""
-    LONGEST_PAUSE = 32
-    """Phases until the slower way is tried again; doubles up to this."""
-    BETTER = 1.03
-    """Times the pace without overlap that is clearly more."""
-    LEAST_WAIT = 0.42
-    """Share of rounds without overlap that waits for the draft must take for it to pay."""
-    WEIGHT = 0.01
-
-    def __init__(self) -> None:
-        paces = (RequestPace(1.0, num_rounds=0, weight=self.WEIGHT) for _ in range(3))
-        self._off, self._on, self._waits = paces
-        self.is_on = False
-        """True if the next round is to overlap."""
-        self._is_trial = False
-        self._left = self.PHASE
-        self._rest = self._pause = 1
-
-    def record(self, num_tokens: int, cost: float, waited: float, *, is_on: bool) -> None:
-        """Take in a round that asked the draft, of so many tokens in the time of `cost` plain
-        rounds, `waited` of them for the draft, and whether it did so with overlap."""
-        (self._on if is_on else self._off).record(num_tokens, cost)
-        if not is_on:
-            self._waits.record(waited, cost)
-        self._left -= 1
-        if self._left == 0:
-            self._left = self.PHASE
-            self._turn()
-
-    def _turn(self) -> None:
-        """Choose the way of the next phase: the better one, or the other one for a trial."""
-        can_pay = self._waits.value >= self.LEAST_WAIT
-        pays = can_pay and self._on.value > self.BETTER * self._off.value
-        if self._is_trial:
-            has_changed = pays is self.is_on
-            self._pause = 1 if has_changed else min(2 * self._pause, self.LONGEST_PAUSE)
-            self._rest, self._is_trial, self.is_on = self._pause, False, pays
-            return
-        self._rest -= 1
-        self._is_trial = can_pay and self._rest <= 0
-        self.is_on = not self.is_on if self._is_trial else pays

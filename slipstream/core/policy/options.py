@@ -29,8 +29,8 @@ class SpeculationOptions:
     at what `widths`, roots or `max_draft_tokens` make if that is more. `threshold` is of `stop`;
     `widths` are the children per depth of shape `product`; `num_roots` is of `target-init`.
     `drafter` is a kind: glide, eagle3, vanilla or ngram. `lookup` adds what the text repeats, and
-    what n-gram stores have, to what the draft proposes. With `overlap` a draft service goes on
-    drafting while the target verifies. Members of enumerations may be given by their values.
+    what n-gram stores have, to what the draft proposes. Members of enumerations may be given by
+    their values.
     """
 
     mode: Mode = Mode.AUTO
@@ -44,7 +44,6 @@ class SpeculationOptions:
     num_roots: int | None = None
     drafter: str | None = None
     lookup: bool | None = None
-    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _ENUMS.items():
@@ -197,11 +196,6 @@ def check_combination(
         )
     if options.lookup:
         _check_lookup(mode, drafter)
-    if options.overlap and not fits_extras(options, drafter):
-        raise UnsupportedCombination(
-            "overlap goes with verification exact and a draft that is a model, not with"
-            f" {mode.value} and {drafter}"
-        )
     if options.stop is StopPolicy.DECISION and not has_decision_model:
         raise UnsupportedCombination("stop decision needs a decision model, but none is loaded")
 

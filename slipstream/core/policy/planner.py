@@ -8,14 +8,14 @@ from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.profile import Settings
 from slipstream.core.round import NO_PLAN, Round
 from slipstream.core.row_costs import Average, Prices, RequestPace, step_worth
-from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
+from slipstream.core.stop_reasons import LATE, TOO_DEAR
 from slipstream.core.tree import Copying
 from slipstream.core.types import Plan, ReplyTiming, Verdict, Verification
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
-DRAFTED_TOKENS, DRAFTED_ROUNDS = 2.4, 1.25
-"""Tokens and plain rounds to verify that are assumed of a round with a draft model."""
+DRAFTED_TOKENS = 2.4
+"""Tokens that are assumed of a round with a draft model."""
 ACCEPTANCE = 0.6
 """Share of a chain's tokens that is assumed to hold, each behind the one before."""
 READ_SHARE, READ_TOKENS = 0.35, 896
@@ -25,10 +25,6 @@ USUAL_TOKENS = 256
 """Most tokens that are counted on to be left: most answers end long before their limit."""
 _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
-AHEAD_NODES = 120
-"""Nodes of the tree that a draft goes on with while its proposal is verified."""
-FITTING = 0.6
-"""Share of proposals that are assumed to have the token of a plain round before them."""
 SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
 SURE = 0.8
@@ -47,10 +43,7 @@ class Planner:
         self._backoff, self._copies = Backoff(), Backoff()
         self._copies.expect(SAMPLED_COPIES if settings.is_sampled else Backoff.FIRST_GAIN)
         self._pace = RequestPace(FIRST_PACE)
-        self._drafted, self._drafted_cost = (
-            Average(first, num_values=3, weight=RequestPace.WEIGHT)
-            for first in (DRAFTED_TOKENS, DRAFTED_ROUNDS)
-        )
+        self._drafted = Average(DRAFTED_TOKENS, num_values=3, weight=RequestPace.WEIGHT)
         self._use, self._has_begun = DraftUse(), False
         self._prompt_s = 0.0
         self._prices = Prices(
@@ -103,13 +96,11 @@ class Planner:
             self._prices.verified(round_.verifying_s, _engine_s(round_.verdict.timing))
         if not _teaches(round_):
             return
-        self._record_overlap(round_)
         depth = max(proposal.drafted.depths(), default=0)
         cost = self._prices.round(len(proposal.tree))
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
         if depth:
             self._drafted.record(num_tokens)
-            self._drafted_cost.record(cost)
         if is_drafted:
             cost += self._drafting_cost(round_, max(depth, 1))
         elif round_.plan.lookup is not None:
@@ -124,7 +115,7 @@ class Planner:
     def _drafting_cost(self, round_: Round, depth: int) -> float:
         """Return the plain rounds that a proposal took; only one that was drafted and waited for
         says what a draft step takes, and the first one reads the text as well."""
-        if round_.proposal.stopped_by == AHEAD or round_.proposal.fallback == LATE:
+        if round_.proposal.fallback == LATE:
             return self._prices.waited(round_.proposing_s)
         seconds = round_.proposing_s if self._use.is_open and round_.proposing else None
         return self._prices.drafted(depth, seconds, _engine_s(round_.proposal.timing))
@@ -133,12 +124,6 @@ class Planner:
         waited = self._prices.waited(round_.proposing_s)
         if self._use.answers(waited, is_late=round_.proposal.fallback == LATE):
             self._backoff.record(gain)
-
-    def _record_overlap(self, round_: Round) -> None:
-        gain, is_measured = self._settings.overlap_gain, self._settings.mode is Mode.AUTO
-        wait, rest = map(self._prices.waited, (round_.proposing_s, round_.verifying_s))
-        if gain is not None and is_measured and round_.plan.may_ask and round_.proposing and rest:
-            gain.record(len(round_.verdict.tokens), wait + rest, wait, is_on=round_.plan.ahead > 0)
 
     def _begin(self) -> None:
         """Expect of the draft at first what its steps and its nodes cost."""
@@ -167,29 +152,13 @@ class Planner:
     def _worth_s(self) -> float | None:
         """Seconds in which plain rounds bring what is expected of a proposal; None: unknown.
 
-        With overlap a plain round takes nothing from a proposal that is on its way: where it fits,
-        the half that is left is verified next, which brings the same tokens as waiting for all of
-        it does. Else speculation that is forced waits, and target-initialised roots can't do
-        without.
+        Speculation that is forced waits, and target-initialised roots can't do without.
         """
         settings, round_s = self._settings, self._prices.round_s
-        if round_s is None or settings.verification is Verification.TARGET_INIT:
-            return None
-        if self._overlaps:
-            whole = self._drafted_cost.value
-            return max(1 + FITTING * (1 + whole) / 2 - whole, 0.0) * round_s
-        if settings.mode is Mode.FORCED:
+        waits = settings.mode is Mode.FORCED or settings.verification is Verification.TARGET_INIT
+        if round_s is None or waits:
             return None
         return max(self._drafted.value / self._speed * round_s, SHORTEST_WAIT_S)
-
-    @property
-    def _overlaps(self) -> bool:
-        """Return whether the draft goes on during a verification, as asked or as measured."""
-        settings = self._settings
-        if settings.overlap is not None:
-            return settings.overlap
-        gain = settings.overlap_gain
-        return gain is not None and gain.is_on and settings.mode is Mode.AUTO
 
     @property
     def _speed(self) -> float:
@@ -250,7 +219,6 @@ class Planner:
             roots=roots,
             worth=step_worth(self._speed * self._prices.step, prices) if prices else None,
             row_prices=prices,
-            ahead=AHEAD_NODES if self._overlaps else 0,
             worth_s=self._worth_s,
         )
 
@@ -263,7 +231,7 @@ def _engine_s(timing: ReplyTiming | None) -> float | None:
 def _teaches(round_: Round) -> bool:
     """Return whether a round is like others: not cut short at the end, nor without its draft."""
     is_last = round_.verdict.finish_reason is not None
-    return not is_last and round_.proposal.fallback in (None, LATE, PENDING)
+    return not is_last and round_.proposal.fallback in (None, LATE)
 
 
 def _without_draft(nodes: int, copying: Copying | None, prices: tuple[float, ...]) -> Plan:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest, check
-from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import (
     Mode,
     SpeculationOptions,
@@ -82,8 +81,6 @@ class DraftFacts:
     has_decision_model: bool = False
     max_lag: int | None = None
     step_s: float | None = None
-    overlap_gain: OverlapGain | None = field(default=None, compare=False)
-    """Gain of drafting while the target verified; None for a draft in the target's process."""
 
 
 NGRAM = DraftFacts(
@@ -109,12 +106,8 @@ class Settings:
     step_cost: float | None
     row_cost: float | None
     lookup: Copying | None
-    overlap: bool | None = None
-    """Drafting while a proposal is verified; None: where it is measured to pay."""
     is_sampled: bool = False
     step_s: float | None = None
-    overlap_gain: OverlapGain | None = field(default=None, compare=False)
-    """Gain of its drafting during verifications; None where it can't do that."""
 
     @property
     def longest_path(self) -> int:
@@ -154,10 +147,8 @@ def resolve(
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
         lookup=_copying(options, profile, max_nodes, drafter=drafter),
-        overlap=options.overlap if fits_extras(options, drafter) else False,
         is_sampled=temperature > 0,
         step_s=draft.step_s,
-        overlap_gain=draft.overlap_gain,
     )
 
 

@@ -229,8 +229,6 @@ def draft_settings(
 
 
 def _check_draft(options: SpeculationOptions, draft: DraftFacts) -> None:
-    if options.overlap and draft.overlap_gain is None:
-        raise UnsupportedCombination("overlap needs a draft service, not a draft in this process")
     asked = max(options.max_draft_tokens or 0, len(options.widths or ()))
     if draft.max_lag is not None and asked > draft.max_lag:
         raise InvalidRequest(

@@ -123,7 +123,6 @@ class GlideChains:
 
     max_new_tokens = 32
     max_ends: float = MAX_ENDS
-    keeps_nodes = False
 
     def __init__(
         self,

@@ -20,11 +20,10 @@ _NUM_STATS = 4
 
 
 class NativeChains:
-    """Follows chains with a draft; their tokens but the last are nodes of the states then."""
+    """Follows chains with a draft, in its own memory of keys and values."""
 
     max_new_tokens = 256
     max_ends = math.inf
-    keeps_nodes = True
 
     def __init__(self, scorer: GlideScorer, decision: DecisionModel | None = None) -> None:
         assert isinstance(scorer.backend, NativeGlide), "torch has chains of its own"
@@ -53,12 +52,6 @@ class NativeChains:
         pool = asks[0].state.cache.pool
         own = (self._decision, chains, stride, ranked)
         self._draft.model.follow(pool, batch, cross, len(asks), *own)
-        for index, (ask, state) in enumerate(zip(asks, chains, strict=True)):
-            for parent in range(-1, state.length - 2):
-                ask.state.append([parent])
-            if cross.outputs is not None:
-                first = index * stride
-                ask.state.outputs = list(cross.outputs[first : first + state.length])
         return [
             [_position(row, count, ask.num_candidates) for row in found[: state.length].tolist()]
             for found, ask, state in zip(rows, asks, chains, strict=True)

@@ -14,7 +14,6 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from slipstream.core.draft.ahead import AheadTree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import GrammarKind
 from slipstream.core.policy.options import Mode
@@ -32,7 +31,7 @@ from slipstream.core.types import (
     Verification,
 )
 from slipstream.options import without_none
-from slipstream.rpc.v1 import common_pb2, draft_pb2, generation_pb2
+from slipstream.rpc.v1 import common_pb2, generation_pb2
 
 E = TypeVar("E", bound=StrEnum)
 M = TypeVar("M", bound=Message)
@@ -230,17 +229,6 @@ def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
     tree = _tree_from_pb(message.tree)
     distributions = _distributions_from_pb(message.laws, len(tree))
     return Proposal(tree, _stats_from_pb(message), distributions, message.stopped_by)
-
-
-def ahead_to_pb(tree: Proposal) -> draft_pb2.SpeculateResponse:
-    """Convert a tree that a draft went on with into a message of its stream."""
-    return draft_pb2.SpeculateResponse(ahead=draft_pb2.DraftedAhead(tree=proposal_to_pb(tree)))
-
-
-def ahead_from_pb(message: common_pb2.Proposal) -> AheadTree:
-    """Convert a tree that a draft went on with. Raises `InvalidRequest` for its form."""
-    check_proposal_counts(message)
-    return AheadTree(_tree_from_pb(message.tree), _stats_from_pb(message))
 
 
 def _tree_from_pb(message: common_pb2.TokenTree) -> TokenTree:

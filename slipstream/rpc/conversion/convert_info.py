@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
-from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.model_info import ModelInfo
@@ -114,8 +113,7 @@ def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
     with _usable("profile"):
         profile = _profile_from_pb(message.profile)
     step_s = message.step_s if 0 < message.step_s < math.inf else None
-    own = {"profile": profile, "step_s": step_s, "overlap_gain": OverlapGain()}
-    return value_from_pb(DraftFacts, message, **own)
+    return value_from_pb(DraftFacts, message, profile=profile, step_s=step_s)
 
 
 def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:

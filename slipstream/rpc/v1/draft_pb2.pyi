@@ -145,7 +145,6 @@ class Plan(_message.Message):
     FEED_FIELD_NUMBER: _builtins.int
     WORTH_FIELD_NUMBER: _builtins.int
     ROW_PRICES_FIELD_NUMBER: _builtins.int
-    AHEAD_FIELD_NUMBER: _builtins.int
     max_depth: _builtins.int
     """Bound on the tokens of any path, at least 1."""
     max_nodes: _builtins.int
@@ -158,8 +157,6 @@ class Plan(_message.Message):
     """Threshold of the stop policy; unset: the policy's default."""
     worth: _builtins.float
     """Minimum acceptance probability of a path for another draft step; unset: any."""
-    ahead: _builtins.int
-    """Most nodes of the tree that the draft goes on with once it has proposed; 0: it stops."""
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Children per depth, for the product shape."""
@@ -189,11 +186,10 @@ class Plan(_message.Message):
         feed: Global___KvFeed | None = ...,
         worth: _builtins.float | None = ...,
         row_prices: _abc.Iterable[_builtins.float] | None = ...,
-        ahead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "threshold", b"threshold", "worth", b"worth"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "ahead", b"ahead", "feed", b"feed", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "row_prices", b"row_prices", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths", "worth", b"worth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "row_prices", b"row_prices", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths", "worth", b"worth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
@@ -271,7 +267,6 @@ class SpeculateResponse(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     PROPOSED_FIELD_NUMBER: _builtins.int
     PARKED_FIELD_NUMBER: _builtins.int
-    AHEAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___DraftOpened:
         """Answer to the first message: the session is open."""
@@ -284,23 +279,18 @@ class SpeculateResponse(_message.Message):
     def parked(self) -> Global___Parked:
         """Answer to the last message: the session is parked."""
 
-    @_builtins.property
-    def ahead(self) -> Global___DraftedAhead:
-        """Up to 3 behind a proposal whose plan allows for it, until another message comes."""
-
     def __init__(
         self,
         *,
         opened: Global___DraftOpened | None = ...,
         proposed: Global___Proposed | None = ...,
         parked: Global___Parked | None = ...,
-        ahead: Global___DraftedAhead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "message", b"message", "opened", b"opened", "parked", b"parked", "proposed", b"proposed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "opened", b"opened", "parked", b"parked", "proposed", b"proposed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "message", b"message", "opened", b"opened", "parked", b"parked", "proposed", b"proposed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "opened", b"opened", "parked", b"parked", "proposed", b"proposed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "proposed", "parked", "ahead"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "proposed", "parked"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -361,30 +351,6 @@ class Proposed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Proposed: _TypeAlias = Proposed  # noqa: Y015
-
-@_typing.final
-class DraftedAhead(_message.Message):
-    """The tree of the last proposal, grown while that was verified."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TREE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def tree(self) -> _common_pb2.Proposal:
-        """Likeliest nodes behind the tokens that the proposal continues, its own included."""
-
-    def __init__(
-        self,
-        *,
-        tree: _common_pb2.Proposal | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DraftedAhead: _TypeAlias = DraftedAhead  # noqa: Y015
 
 @_typing.final
 class Parked(_message.Message):

@@ -466,7 +466,6 @@ class SpeculationOptions(_message.Message):
     NUM_ROOTS_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
     LOOKUP_FIELD_NUMBER: _builtins.int
-    OVERLAP_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
     """Whether to speculate."""
     max_draft_tokens: _builtins.int
@@ -487,10 +486,6 @@ class SpeculationOptions(_message.Message):
     """Kind of drafter: glide, vanilla or ngram. Default: the best available for the model."""
     lookup: _builtins.bool
     """Whether to use prompt lookup beside the draft; with verification exact."""
-    overlap: _builtins.bool
-    """Whether the draft goes on while the target verifies; with a draft service and verification
-    exact. Default: where it pays.
-    """
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Children per depth, for shape product."""
@@ -509,11 +504,10 @@ class SpeculationOptions(_message.Message):
         num_roots: _builtins.int | None = ...,
         drafter: _builtins.str | None = ...,
         lookup: _builtins.bool | None = ...,
-        overlap: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_lookup", b"_lookup", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_overlap", b"_overlap", "_threshold", b"_threshold", "drafter", b"drafter", "lookup", b"lookup", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "num_roots", b"num_roots", "overlap", b"overlap", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_lookup", b"_lookup", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_threshold", b"_threshold", "drafter", b"drafter", "lookup", b"lookup", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "num_roots", b"num_roots", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_lookup", b"_lookup", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_overlap", b"_overlap", "_threshold", b"_threshold", "drafter", b"drafter", "lookup", b"lookup", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "mode", b"mode", "num_roots", b"num_roots", "overlap", b"overlap", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "verification", b"verification", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_lookup", b"_lookup", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_threshold", b"_threshold", "drafter", b"drafter", "lookup", b"lookup", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "mode", b"mode", "num_roots", b"num_roots", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "verification", b"verification", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
@@ -525,8 +519,6 @@ class SpeculationOptions(_message.Message):
     _WhichOneofArgType__max_nodes: _TypeAlias = _typing.Literal["_max_nodes", b"_max_nodes"]  # noqa: Y015
     _WhichOneofReturnType__num_roots: _TypeAlias = _typing.Literal["num_roots"]  # noqa: Y015
     _WhichOneofArgType__num_roots: _TypeAlias = _typing.Literal["_num_roots", b"_num_roots"]  # noqa: Y015
-    _WhichOneofReturnType__overlap: _TypeAlias = _typing.Literal["overlap"]  # noqa: Y015
-    _WhichOneofArgType__overlap: _TypeAlias = _typing.Literal["_overlap", b"_overlap"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
     @_typing.overload
@@ -539,8 +531,6 @@ class SpeculationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_nodes) -> _WhichOneofReturnType__max_nodes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_roots) -> _WhichOneofReturnType__num_roots | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__overlap) -> _WhichOneofReturnType__overlap | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 

@@ -9,7 +9,7 @@ import pytest
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import NodeStats, Plan, Proposal, ReplyTiming, Session, Shape, Verdict
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Shape, Verdict
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import timing_to_pb, verdict_to_pb
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
@@ -126,13 +126,6 @@ def proposed(proposal):
     told = {"staleness": 2, "timing": timing_to_pb(TIMING)}
     message = draft_pb2.Proposed(proposal=proposal_to_pb(proposal), **told)
     return draft_pb2.SpeculateResponse(proposed=message)
-
-
-def ahead(tree, prob=0.5):
-    """The tree that a draft went on with; its nodes are all as likely."""
-    stats = (NodeStats(prob, prob, 1.0),) * len(tree)
-    message = draft_pb2.DraftedAhead(tree=proposal_to_pb(Proposal(tree, stats)))
-    return draft_pb2.SpeculateResponse(ahead=message)
 
 
 def remote_target(peer, **options):

@@ -16,8 +16,7 @@ from support.services.processes import Process, freeze, kill, serve, thaw
 from support.telemetry.otlp_collector import Collector
 
 TOKEN = "token-that-only-its-holder-knows"
-# Without overlap, whose proposals are not all verified: engines and routers count the same.
-FORCED = SpeculationOptions(mode=Mode.FORCED, lookup=False, overlap=False)
+FORCED = SpeculationOptions(mode=Mode.FORCED, lookup=False)
 AT_ONCE = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 ANY = "127.0.0.1:0"
 

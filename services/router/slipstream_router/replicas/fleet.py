@@ -14,7 +14,6 @@ from slipstream.core.errors import (
     Unavailable,
     UnsupportedCombination,
 )
-from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.profile import NGRAM, DraftFacts
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
@@ -205,11 +204,11 @@ class Fleet:
         """Facts of a draft without a description; it may still come where drafts are listed."""
         expects = self.expects_drafts
         if kind is None:
-            return DraftFacts(KINDS[0], overlap_gain=OverlapGain()) if expects else NGRAM
+            return DraftFacts(KINDS[0]) if expects else NGRAM
         if here or not expects:
             listing = ", ".join(sorted({*here, NGRAM.kind}))
             raise UnsupportedCombination(f"drafter {kind} is not here, but {listing}")
-        return DraftFacts(kind, overlap_gain=OverlapGain())
+        return DraftFacts(kind)
 
     def drafts_for(self, target: ChosenTarget) -> list[tuple[DescribedDraft, bool]]:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""

@@ -146,7 +146,7 @@ def grown(seed, levels=4):
                 paths[len(paths) - 1] = paths[node] * prob
             stats = [NodeStats(0.5, prob, 0.0) for prob in probs]
             tree.add(node, [rng.randrange(50) for _ in range(WIDTH)], stats, probs)
-        frontier = tree.next(WIDTH, min_depth=depth, max_depth=depth + 1)
+        frontier = tree.next(WIDTH, depth)
     del paths[ROOT]
     return tree, paths
 
@@ -169,7 +169,7 @@ def test_the_frontier_is_the_best_of_the_newest_level_only():
 
     tree = CandidateTree()
     add(tree, ROOT, [1, 2, 9], [0.8, 0.1, 0.1])
-    assert tree.next(2, min_depth=1, max_depth=2) == [0, 1]
+    assert tree.next(2, 1) == [0, 1]
     add(tree, 0, [3, 4], [0.6, 0.4])
     add(tree, 1, [5, 6], [0.9, 0.1])
-    assert tree.next(2, min_depth=2, max_depth=3) == [3, 4]
+    assert tree.next(2, 2) == [3, 4]

@@ -7,16 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.policy.planner import AHEAD_NODES, FITTING, SHORTEST_WAIT_S, Planner
+from slipstream.core.policy.planner import SHORTEST_WAIT_S, Planner
 from slipstream.core.policy.profile import DraftFacts, Profile, resolve
-from slipstream.core.request.request import draft_settings
 from slipstream.core.row_costs import Offer, RowCosts
-from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
+from slipstream.core.stop_reasons import LATE, TOO_DEAR
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, ReplyTiming, Verdict, Verification
+from slipstream.core.types import Proposal, ReplyTiming, Verdict
 from slipstream.rpc.conversion.convert import verdict_from_pb
 from slipstream.rpc.v1 import target_pb2
 from support.models.rounds import round_of
@@ -210,83 +207,3 @@ def test_drafts_that_are_always_late_are_given_up():
             at = replace(at, proposal=Proposal(fallback=LATE), proposing=(0.0, plan.worth_s))
         planner.record(at)
     assert 0 < asked < 20
-
-
-def test_rounds_whose_proposal_is_pending_are_not_held_against_the_draft():
-    planner = planner_of(overlap=True)
-    for _ in range(100):
-        plan = planner.plan(999, verdict_of(0, FREE))
-        assert plan.max_depth > 0
-        at = replace(round_of(Proposal(fallback=PENDING), verdict_of(0, FREE)), plan=plan)
-        planner.record(replace(at, proposing=(0.0, 0.0001)))
-
-
-def test_with_overlap_a_proposal_is_waited_for_less_the_more_a_round_with_it_costs():
-    waits = []
-    for offer in (FREE, DEAR, offer_of(1.0)):
-        planner = planner_of(overlap=True, mode=Mode.FORCED)
-        for _ in range(30):
-            planner.plan(999, verdict_of(4, offer))
-            planner.record(round_of(chain(4), verdict_of(4, offer)))
-        waits.append(planner.plan(999, verdict_of(4, offer)).worth_s / offer.round_s)
-    assert waits[0] == pytest.approx(FITTING, rel=0.05)
-    assert 0 < waits[1] < waits[0]
-    assert waits[2] == 0
-
-
-def test_a_proposal_that_was_there_already_says_nothing_of_what_a_draft_step_takes():
-    planner, other = planner_of(step_s=0.004), planner_of(step_s=0.004)
-    for _ in range(20):
-        plan = planner.plan(999, verdict_of(3, FREE))
-        at = round_of(replace(chain(4), stopped_by=AHEAD), verdict_of(3, FREE))
-        planner.record(replace(at, plan=plan, proposing=(0.0, 0.0001)))
-    plans = [each.plan(999, verdict_of(3, DEAR)) for each in (planner, other)]
-    # What a step costs beside a round is as at first; the request is only faster.
-    assert plans[0].worth > plans[1].worth
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_request_overlaps_as_it_says(overlap):
-    planner = planner_of(overlap=overlap)
-    plan = planner.plan(99, verdict_of(0, FREE))
-    assert plan.ahead == (AHEAD_NODES if overlap else 0)
-
-
-@pytest.mark.parametrize(("wait_s", "pays"), [(0.03, True), (0.01, False), (0.0, False)])
-def test_a_request_that_leaves_it_open_overlaps_where_that_spares_long_waits(wait_s, pays):
-    gain = OverlapGain()
-    planner = planner_of(overlap_gain=gain)
-    num_on = 0
-    for _ in range(20 * gain.PHASE):
-        plan = planner.plan(999, verdict_of(3, FREE))
-        num_on += plan.ahead > 0
-        waited_s = 0.0 if plan.ahead else wait_s
-        at = round_of(chain(4), verdict_of(3, FREE))
-        planner.record(replace(at, plan=plan, proposing=(0.0, waited_s), verifying=(0.0, 0.02)))
-    assert num_on > 10 * gain.PHASE if pays else num_on == 0
-
-
-def test_speculation_that_is_forced_overlaps_only_where_it_says_so():
-    gain = OverlapGain()
-    gain.is_on = True
-    for mode in (Mode.AUTO, Mode.FORCED):
-        planner = planner_of(overlap_gain=gain, mode=mode)
-        plan = planner.plan(99, verdict_of(0, FREE))
-        assert (plan.ahead > 0) is (mode is Mode.AUTO)
-
-
-def test_a_draft_in_the_target_s_process_does_not_overlap_and_refuses_to():
-    assert planner_of().plan(99, verdict_of(0, FREE)).ahead == 0
-    with pytest.raises(UnsupportedCombination, match="needs a draft service"):
-        draft_settings(SpeculationOptions(overlap=True), DraftFacts("glide"))
-
-
-@pytest.mark.parametrize(
-    ("drafter", "verification"),
-    [("glide", Verification.MCSD), ("glide", Verification.TARGET_INIT), ("ngram", None)],
-)
-def test_overlap_goes_with_exact_verification_and_a_model(drafter, verification):
-    facts = DraftFacts(drafter, overlap_gain=OverlapGain())
-    options = SpeculationOptions(overlap=True, verification=verification)
-    with pytest.raises(UnsupportedCombination, match="overlap goes with verification exact"):
-        draft_settings(options, facts)
