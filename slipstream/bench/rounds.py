@@ -63,12 +63,14 @@ class RoundsPlan(TurnPlan):
         the services, plain and with the draft."""
         drafting = SpeculationOptions(mode=Mode(self.mode))
         plain = SpeculationOptions(mode=Mode.OFF)
-        asked = {EMBEDDED: (embedded, drafting), "plain": (routed, plain)}
-        asked["distributed"] = routed, drafting
         sampling = self.sampling.params()
         return {
             name: partial(client.generate, sampling=sampling, speculation=speculation)
-            for name, (client, speculation) in asked.items()
+            for name, client, speculation in (
+                (EMBEDDED, embedded, drafting),
+                ("plain", routed, plain),
+                ("distributed", routed, drafting),
+            )
         }
 
 

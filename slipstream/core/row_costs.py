@@ -250,11 +250,10 @@ class RequestPace:
     WEIGHT = 0.08
     """Weight of one round in the running average."""
 
-    def __init__(self, first: float, *, num_rounds: int = 3, weight: float = WEIGHT) -> None:
-        """`first` is what is assumed before any round, and counts for so many of them; `weight` is
-        that of a round in the long run."""
-        self._tokens = Average(first, num_values=num_rounds, weight=weight)
-        self._cost = Average(1.0, num_values=num_rounds, weight=weight)
+    def __init__(self, first: float) -> None:
+        """`first` is what is assumed before any round, and counts for three of them."""
+        self._tokens = Average(first, num_values=3, weight=self.WEIGHT)
+        self._cost = Average(1.0, num_values=3, weight=self.WEIGHT)
 
     @property
     def value(self) -> float:

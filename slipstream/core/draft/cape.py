@@ -91,10 +91,5 @@ def _shares(chain: Chain, position: int, count: int) -> list[float]:
     """Return each runner-up's share of the probability that the first candidate leaves."""
     if chain.probs is None:
         return [0.5 ** (rank + 1) for rank in range(count)]
-    return shares_of(chain.top_probs[position], chain.probs[position][:count])
-
-
-def shares_of(top_prob: float, probs: Sequence[float]) -> list[float]:
-    """Return each runner-up's share of the probability that the likeliest token leaves."""
-    rest = max(1 - top_prob, 1e-6)
-    return [min(prob / rest, 1.0) for prob in probs]
+    rest = max(1 - chain.top_probs[position], 1e-6)
+    return [min(prob / rest, 1.0) for prob in chain.probs[position][:count]]
