@@ -5,7 +5,7 @@ token of each at a time. A chain that has ended is computed on and not counted. 
 the host, so that both functions can be captured whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,8 @@ from slipstream.models.kv.pool import KvPool
 from slipstream.models.torch.paged import on_pages, tiles_of
 
 STEPS = 2
-"""Steps that are captured together: a chain that ends costs as many in vain, at most."""
+"""Steps that are captured together: a chain that ends costs as many in vain, at most, and the host
+waits once for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ def first_pass(
 ) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return the function of `rows` new tokens of each session, given as [5 * B * rows + B]
     integers: tokens, positions, slots, numbers of own keys, numbers of the target's or slots of
-    its states, and which rows are the last ones. It returns what `later_steps` does."""
+    its states, and which rows are the last ones. It returns what `later_steps` does, of the first
+    slot and the `STEPS` behind it."""
 
     def run(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tokens, positions, slots, counts, num_read, last = given.split(
@@ -110,7 +112,8 @@ def first_pass(
         features = model.draft.features(memory.others, num_read, memory.features)
         read = DraftTokens(tokens, model.turns(positions), slots, features)
         carried, hidden = model.draft.states(memory.pool, read, passes)
-        return *_ended([model.read(hidden, steps, memory, memory.start)]), carried
+        state, numbers = model.read(hidden, steps, memory, memory.start)
+        return _go_on(model, memory, memory.steps[1 : 1 + STEPS], state, carried, [numbers])
 
     return run
 
@@ -122,23 +125,24 @@ def later_steps(
     some states [4, B], and of what their last tokens gave, [B, c]. It returns their states behind
     them, [B, n + 2] float64: the numbers of slots, then lengths and reasons, and what their last
     tokens give."""
-
-    def run(steps: Tensor, state: Tensor, carried: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = []
-        turns = model.turns(steps[:, StepNumber.POSITION].flatten())
-        for cos, sin, step in zip(*(own.chunk(STEPS) for own in turns), steps, strict=True):
-            ids, slots = state[StateNumber.TOKEN].long(), step[StepNumber.SLOT]
-            tokens = DraftTokens(ids, Rope(cos, sin), slots, carried)
-            attended = memory.attended(step[StepNumber.COUNT], step[StepNumber.NUM_READ], 1)
-            carried, hidden = model.draft.states(memory.pool, tokens, [attended])
-            found.append(model.read(hidden, step, memory, state))
-            state = found[-1][0]
-        return *_ended(found), carried
-
-    return run
+    return lambda steps, state, carried: _go_on(model, memory, steps, state, carried, [])
 
 
-def _ended(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    state = found[-1][0]
+def _go_on(
+    model: ChainModel,
+    memory: ChainMemory,
+    steps: Tensor,
+    state: Tensor,
+    carried: Tensor,
+    found: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    turns = model.turns(steps[:, StepNumber.POSITION].flatten())
+    for cos, sin, step in zip(*(own.chunk(STEPS) for own in turns), steps, strict=True):
+        ids, slots = state[StateNumber.TOKEN].long(), step[StepNumber.SLOT]
+        tokens = DraftTokens(ids, Rope(cos, sin), slots, carried)
+        attended = memory.attended(step[StepNumber.COUNT], step[StepNumber.NUM_READ], 1)
+        carried, hidden = model.draft.states(memory.pool, tokens, [attended])
+        state, numbers = model.read(hidden, step, memory, state)
+        found.append(numbers)
     ends = state[StateNumber.LENGTH : StateNumber.REASON + 1].t()
-    return state, torch.cat([*(numbers for _, numbers in found), ends], 1)
+    return state, torch.cat([*found, ends], 1), carried

@@ -1,5 +1,5 @@
 """Whole chains of many sessions on a device, seen from the host: requests become a few vectors for
-`glide_chain.py`, and numbers come back while later steps are computed."""
+`glide_chain.py`, and numbers come back."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.verify.draws import draw_keys
-from slipstream.models.cuda.graphs import Replay, fetch, send
+from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.decision import DecisionModel
 from slipstream.models.dtypes import Array
 from slipstream.models.glide.chain_stop import (
@@ -33,6 +33,7 @@ from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer, limits
 from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest
+from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.packing import fit, powers
 
 _SESSIONS = powers(64)
@@ -215,14 +216,12 @@ class GlideChains:
             memory.features.copy_(torch.cat([given[index] for index in order]))
         states = seen if self._draft.num_features else None
         found = self._first(memory, rows, own.first(rows, states))
-        waits, tables = [fetch(found[1])], list[Array]()
-        for depth in range(1, max(ask.limit for ask in asks), STEPS):
-            found = self._later(memory, depth, found)
-            waits.append(fetch(found[1]))
-            tables.append(waits.pop(0)()[:num])
+        tables = [as_array(found[1])[:num]]
+        for depth in range(1 + STEPS, max(ask.limit for ask in asks), STEPS):
             if (tables[-1][:, -1] != GOES_ON).all():
                 break
-        tables += [wait()[:num] for wait in waits]
+            found = self._later(memory, depth, found)
+            tables.append(as_array(found[1])[:num])
         del buffers  # kept until all that reads them is through
         slots = np.concatenate([table[:, :-2] for table in tables], 1)
         slots = slots.reshape(num, -1, 3 + 2 * self._sizes[0])

@@ -35,14 +35,6 @@ class Stream:
             self._gpu.thread.unjoined = None
 
 
-class Event:
-    """A place in a stream: all before it has been computed."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 class _Thread(threading.local):
     capture: Graph | None = None
     trace: list[Any] | None = None
@@ -58,7 +50,7 @@ class Gpu:
         self.place = "cpu" if has_values else "meta"
         self.default_stream = Stream(self)
         self.thread = _Thread()
-        self.refuses_waits = False
+        self.refuses_waits, self.num_waits = False, 0
         self._now = 0
         self._private: set[int] = set()
         self._current: dict[int, int] = {}
@@ -85,6 +77,7 @@ class Gpu:
     def read(self, name: str, source: CudaTensor, *, waits: bool = True) -> Tensor:
         self._check_age(name, source)
         self._refuse_in_capture(f"{name} reads values on the host")
+        self.num_waits += waits
         if waits and self.refuses_waits:
             raise GpuError(f"{name} waits for the GPU")
         return source.inner if self.place == "cpu" else torch.ones_like(source.inner, device="cpu")
@@ -152,8 +145,6 @@ def _checked_run(gpu: Gpu) -> Callable[..., tuple[Tensor, ...]]:
     def checked(self: Replay, key: Any, body: Any, inputs: Any) -> tuple[Tensor, ...]:
         outputs = run(self, key, body, inputs)
         entry = self._entries[key]
-        if self._device.type != "cuda":
-            return outputs
         graph: Graph = entry.replay.__self__  # type: ignore[attr-defined]
         gpu.publish(graph, outputs)
         gpu.thread.trace = []
@@ -215,7 +206,9 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
         gpu.thread.stream, gpu.thread.unjoined = None, chosen
 
     @contextmanager
-    def graph(into: Graph, **_: object) -> Iterator[None]:
+    def graph(into: Graph, _pool: object, of: Stream | None = None, **_: object) -> Iterator[None]:
+        if of is None:
+            raise GpuError("a capture without a stream is of the device that is current")
         gpu.thread.capture = into
         try:
             yield
@@ -232,7 +225,6 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
     return {
         **_FACTS,
         "set_sync_debug_mode": set_sync_debug_mode,
-        "Event": Event,
         "Stream": OwnStream,
         "stream": stream,
         "current_stream": lambda _device=None: gpu.thread.stream or gpu.default_stream,
