@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import check_numerics
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from slipstream.models.torch.tensor_parallel import TensorParallelGroup
 
 _LOG = logging.getLogger("slipstream.models")
-
-Engine = Literal["torch", "cuda"]
-"""Kind of decoder of transformers' models: torch, or torch in forwards of fixed shape."""
 
 
 def load_model(
@@ -73,14 +70,13 @@ def causal_model(
     model: "WeightSource | PreTrainedModel",
     *,
     numerics: str = "auto",
-    engine: Engine | None = None,
     split: "TensorParallelGroup | None" = None,
     path: Path | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> CausalModel:
     """Return a model with a decoder: native code over a source of weights, torch over a model of
-    transformers, the fastest that its device has or that of an `engine`. It takes the model over,
-    whose modules are swapped in place. One with the weights in `path` is checked once. Its caches
+    transformers, in captured forwards on a GPU. It takes the model over, whose modules are swapped
+    in place. One with the weights in `path` is checked once. Its caches
     keep the hidden states that `hidden_layers` take in.
 
     All ranks of a `split` model do so together, and rank 0, which alone has workers, drives them.
@@ -93,7 +89,7 @@ def causal_model(
     layout = sizes.layout.keeping(hidden_layers, sizes.hidden_size)
     sizes = replace(sizes, layout=layout)
     with reading(sizes.name):
-        computed = f"{sizes.weights_type} {numerics} {engine} {ranks and ranks.size}"
+        computed = f"{sizes.weights_type} {numerics} {ranks and ranks.size}"
         mark = None if ranks and ranks.rank else mark_of(model, path, computed)
         known_states = ReferenceCheck(model, sizes.vocab_size, mark, ranks)
         if isinstance(model, WeightSource):
@@ -101,7 +97,7 @@ def causal_model(
         else:
             from slipstream.models.torch.choice import torch_decoder
 
-            own = torch_decoder(model, sizes, numerics=numerics, engine=engine, split=split)
+            own = torch_decoder(model, sizes, numerics=numerics, split=split)
             found = CausalModel(own, sizes)
     known_states.check(found.sample, sizes)
     if split is not None:

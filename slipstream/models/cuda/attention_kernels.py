@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.models.cuda.kernels import launch
+from slipstream.models.cuda.kernels import launch, turned_heads
 from slipstream.models.cuda.layers import attend_others
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.torch.paged import SPANS, attend, num_places
@@ -75,29 +75,6 @@ def _store_span(
 
 
 @triton.jit
-def _turned(
-    query, cos, sin, norm, eps, place, row, is_used, size, turned,
-    WIDTH: tl.constexpr, NORMS: tl.constexpr,
-):  # fmt: skip
-    """Query heads [n, WIDTH] at their places, of rows [n]: normed, rotated, and rounded."""
-    inner = tl.arange(0, WIDTH)
-    half = turned // 2
-    far = tl.where(inner < half, inner + half, tl.where(inner < turned, inner - half, inner))
-    mask, first = is_used[:, None] & (inner < size)[None, :], place.to(tl.int64)[:, None] * size
-    own = tl.load(query + first + inner[None, :], mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(query + first + far[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORMS:
-        scale = tl.rsqrt(tl.sum(own * own, 1) / size + eps)[:, None]
-        own *= scale * tl.load(norm + inner, mask=inner < size, other=0.0)[None, :]
-        other *= scale * tl.load(norm + far, mask=inner < size, other=0.0)[None, :]
-    angle, is_turned = row[:, None] * turned + inner[None, :], mask & (inner < turned)[None, :]
-    other = tl.where((inner < half)[None, :], -other, other)
-    own *= tl.load(cos + angle, mask=is_turned, other=1.0)
-    own += other * tl.load(sin + angle, mask=is_turned, other=0.0)
-    return own.to(query.dtype.element_ty)
-
-
-@triton.jit
 def _begun(
     of_query, layer, num_slots, session, size,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, OTHERS: tl.constexpr, NORMS: tl.constexpr,
@@ -110,7 +87,9 @@ def _begun(
         address, num_slots = tl.load(layer + 2 * session), tl.load(layer + 2 * session + 1)
         buffer = tl.multiple_of(address.to(tl.pointer_type(query.dtype.element_ty)), 16)
         given = (cos, sin, norm, eps, place, row, is_used, size, turned)
-        q = _turned(query, *given, WIDTH, NORMS).to(tl.float32 if WIDE else query.dtype.element_ty)
+        q = turned_heads(query, *given, WIDTH, NORMS).to(
+            tl.float32 if WIDE else query.dtype.element_ty
+        )
     else:
         buffer = layer
         q = _rows(query, place, is_used, size, WIDTH, WIDE)

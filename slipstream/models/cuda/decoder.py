@@ -48,7 +48,6 @@ class CudaDecoder(TorchDecoder):
     ) -> None:
         """Take the model over, for positions below `context_length`."""
         super().__init__(model, layout, settings)
-        self.engine = "cuda"
         self.replay = Replay(torch.device(layout.device))
         pages = round_up(context_length, BLOCK_SIZE) // BLOCK_SIZE
         self.buckets = Buckets(row_steps(_MAX_ROWS, self.rule), pages, self._tile)

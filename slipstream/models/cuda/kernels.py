@@ -42,35 +42,49 @@ def _add_norm(x, more, weight, total, out, eps, size, WIDTH: tl.constexpr, ADDS:
 
 
 @triton.jit
+def turned_heads(
+    query, cos, sin, norm, eps, place, row, is_used, size, turned,
+    WIDTH: tl.constexpr, NORMS: tl.constexpr,
+):  # fmt: skip
+    """Query heads [n, WIDTH] at their places, of rows [n]: normed, rotated, and rounded."""
+    inner = tl.arange(0, WIDTH)
+    half = turned // 2
+    far = tl.where(inner < half, inner + half, tl.where(inner < turned, inner - half, inner))
+    mask, first = is_used[:, None] & (inner < size)[None, :], place.to(tl.int64)[:, None] * size
+    own = tl.load(query + first + inner[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(query + first + far[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(own * own, 1) / size + eps)[:, None]
+        own *= scale * tl.load(norm + inner, mask=inner < size, other=0.0)[None, :]
+        other *= scale * tl.load(norm + far, mask=inner < size, other=0.0)[None, :]
+    angle, is_turned = row[:, None] * turned + inner[None, :], mask & (inner < turned)[None, :]
+    other = tl.where((inner < half)[None, :], -other, other)
+    own *= tl.load(cos + angle, mask=is_turned, other=1.0)
+    own += other * tl.load(sin + angle, mask=is_turned, other=0.0)
+    return own.to(query.dtype.element_ty)
+
+
+@triton.jit
 def _place(
     qkv, layer, slots, cos, sin, query_norm, key_norm, out, eps, num_keys, num_slots, size, turned,
     WIDTH: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
     """One head of a token: a query or a key is rotated; keys and values go to their slot."""
     row, head, num = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    num_heads = num - 2 * num_keys
-    inner = tl.arange(0, WIDTH)
-    mask = inner < size
-    half, is_turned = turned // 2, mask & (inner < turned)
-    other = tl.where(inner < half, inner + half, tl.where(is_turned, inner - half, inner))
-    given = qkv + (row.to(tl.int64) * num + head) * size
-    own = tl.load(given + inner, mask=mask, other=0.0).to(tl.float32)
-    far = tl.load(given + other, mask=mask, other=0.0).to(tl.float32)
+    num_heads, place = num - 2 * num_keys, row * num + head + tl.zeros([1], tl.int64)
+    inner = tl.arange(0, WIDTH)[None, :]
     if head < num - num_keys:
-        if NORMS:
-            weight = query_norm if head < num_heads else key_norm
-            scale = tl.rsqrt(tl.sum(own * own, 0) / size + eps)
-            own = own * scale * tl.load(weight + inner, mask=mask, other=0.0)
-            far = far * scale * tl.load(weight + other, mask=mask, other=0.0)
-        angle = row * turned + inner
-        own = own * tl.load(cos + angle, mask=is_turned, other=1.0)
-        own += tl.where(inner < half, -far, far) * tl.load(sin + angle, mask=is_turned, other=0.0)
+        weight = query_norm if head < num_heads else key_norm
+        given = (place, row + 0 * place, place >= 0, size, turned)
+        own = turned_heads(qkv, cos, sin, weight, eps, *given, WIDTH, NORMS)
+    else:
+        own = tl.load(qkv + place[:, None] * size + inner, mask=inner < size, other=0.0)
     if head < num_heads:
-        tl.store(out + (row.to(tl.int64) * num_heads + head) * size + inner, own, mask=mask)
+        into = out + (row.to(tl.int64) * num_heads + head) * size
     else:
         slot = tl.load(slots + row)
         into = layer + ((head - num_heads).to(tl.int64) * num_slots + slot) * size
-        tl.store(into + inner, own, mask=mask)
+    tl.store(into + inner, own, mask=inner < size)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ What is between two products is one operator, in float32 and rounded once: a CPU
 in `kernels.py`. A layer gives what it adds to the residual stream apart, and the next norm adds it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -168,6 +168,12 @@ Stream = tuple[Tensor, Tensor]
 """The residual stream [R, d] and what comes to it [n * R, d], in a part for each of n ranks."""
 
 
+def added(norm: Any, stream: Stream) -> Stream:
+    """Return the sum of a stream and its norm, [R, d] each."""
+    found: Stream = add_norm(*stream, norm.weight, norm.eps)
+    return found
+
+
 class FusedNorm(nn.Module):
     """A norm of what has been added to the residual stream."""
 
@@ -182,28 +188,42 @@ class FusedNorm(nn.Module):
         return self.added(stream)[1][None]
 
     def added(self, stream: Tensor | Stream) -> Stream:
-        """Return the sum of a stream and its norm, [R, d] each. A stream is [1, R, d], or a sum and
-        what comes to it."""
-        x, more = (stream[0], stream[0][:0]) if isinstance(stream, Tensor) else stream
-        found: Stream = add_norm(x, more, self.weight, self.eps)
+        """Return what `added` does. A stream is [1, R, d], or a sum and what comes to it."""
+        found = added(self, (stream[0], stream[0][:0]) if isinstance(stream, Tensor) else stream)
         if self.keep is not None:
             self.keep(found[0])
         return found
 
 
-class FusedLayer(nn.Module):
-    """One decoder layer, whose products of the same input are one."""
+class JoinedLayer(nn.Module):
+    """The parts of one decoder layer with `norms` before attention and MLP; its products of the
+    same input are one."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, norms: Sequence[Any]) -> None:
         super().__init__()
         own, mlp = layer.self_attn, layer.mlp
-        self._index, self._scale = own.layer_idx, own.scaling
         self.qkv, self.out = joined(own.q_proj, own.k_proj, own.v_proj), own.o_proj
         self.gate_up, self.down = joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
+        self.first, self.second = norms
+        self.head_norms = head_norms(own)
+
+    def placed(self, normed: Tensor, layer: Tensor, places: list[Tensor]) -> Tensor:
+        """Return the queries of attention's input as `place` does."""
+        found: Tensor = place(self.qkv(normed), layer, places, self.head_norms, self.first.eps)
+        return found
+
+    def mlp(self, x: Tensor, normed: Tensor) -> Stream:
+        """Return the stream behind the layer, by that before its MLP."""
+        return x, _parts(self.down, gate(self.gate_up(normed)))
+
+
+class FusedLayer(JoinedLayer):
+    """A layer of a target."""
+
+    def __init__(self, layer: Any) -> None:
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        self.first, self.second = (FusedNorm(norm) for norm in norms)
-        heads = [getattr(own, name) for name in ("q_norm", "k_norm") if hasattr(own, name)]
-        self.heads = nn.ModuleList(map(FusedNorm, heads))
+        super().__init__(layer, [FusedNorm(norm) for norm in norms])
+        self._index, self._scale = layer.self_attn.layer_idx, layer.self_attn.scaling
 
     def forward(
         self,
@@ -218,11 +238,15 @@ class FusedLayer(nn.Module):
         x, normed = self.first.added(stream)
         layer = slip_pool.layer(self._index)
         places = [*(own[0] for own in position_embeddings), slip_tokens.slots]
-        norms = [norm.weight for norm in self.heads]
-        query = place(self.qkv(normed), layer, places, norms, self.first.eps)
+        query = self.placed(normed, layer, places)
         attended = attend(query, layer, slip_tokens.attended, self._scale)
-        x, normed = self.second.added((x, _parts(self.out, attended)))
-        return x, _parts(self.down, gate(self.gate_up(normed)))
+        return self.mlp(*self.second.added((x, _parts(self.out, attended))))
+
+
+def head_norms(attention: Any) -> list[Tensor]:
+    """Return the weights of the norms of heads, for queries and for keys, if any."""
+    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    return [norm.weight for norm in norms if norm is not None]
 
 
 def _parts(linear: nn.Module, x: Tensor) -> Tensor:

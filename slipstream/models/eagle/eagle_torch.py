@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.models.cuda.layers import Stream, read_states
+from slipstream.models.cuda.layers import Stream, added, read_states
 from slipstream.models.eagle.eagle import EagleModel
 from slipstream.models.eagle.eagle_weights import EMBEDDING, EagleWeights
 from slipstream.models.format.rope import rotary_tables
@@ -17,7 +17,6 @@ from slipstream.models.glide.glide_torch import (
     TorchDraft,
     TorchGlide,
     TorchLayer,
-    added,
 )
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
@@ -73,7 +72,7 @@ class TorchEagle(TorchDraft):
         assert features is not None, "EAGLE's tokens have features"
         embedded = self.embeddings[tokens.ids]
         _, beside = added(self._input_norm, (embedded, embedded[:0]))
-        x, normed = added(layer.norm, (features, features[:0]))
+        x, normed = added(layer.first, (features, features[:0]))
         inputs = torch.cat([beside, normed], 1)
         x = normed if config.norms_residual else x
         stream = layer(x, inputs, pool.layer(0), tokens, passes[-1])

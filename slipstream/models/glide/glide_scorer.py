@@ -14,6 +14,7 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import CPU, Array
 from slipstream.models.glide.glide_config import EagleConfig, GlideConfig
+from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, Buffers, KvLayout, KvPool, round_up
 from slipstream.models.scorer import (
@@ -26,6 +27,7 @@ from slipstream.models.scorer import (
     Sync,
     check_ask,
     check_room,
+    target_place,
 )
 
 CHAIN_ROWS = 512
@@ -116,6 +118,34 @@ class SessionStep:
     def first_node(self) -> int:
         """Return which node of the tree the first token is; below 0 for tokens of the prefix."""
         return self.start - len(self.state.tokens)
+
+    def add_to(self, batch: Batch, chosen: range) -> None:
+        """Add some of its tokens to a batch, as one part."""
+        state, cache = self.state, self.state.cache
+        for index in chosen:
+            place = self.start + index
+            batch.tokens.append(self.tokens[index])
+            batch.positions.append(self.positions[index])
+            batch.slots.append(cache.slot(place))
+            batch.block_tables.append(cache)
+            if self.first_node < 0 or state.is_chain:
+                batch.num_seen.append(place + 1)
+                batch.ancestors.append(())
+            else:
+                base, line = len(state.tokens), state.line(self.first_node + index)
+                batch.num_seen.append(base)
+                batch.ancestors.append([cache.slot(base + node) for node in line])
+        batch.sizes.append(len(chosen))
+
+    def num_read(self, index: int) -> int:
+        """Return how many positions of the target a token sees: of a prefix those before its own.
+        Position 0 has none and reads itself, as in training, unless it is the last one, whose view
+        may lack it."""
+        if self.first_node >= 0:
+            return self.state.num_read
+        place = target_place(self.start + index, self.state.lead)
+        is_kept = index >= len(self.tokens) - self.num_kept
+        return min(self.state.num_read, place if place or is_kept else 1)
 
 
 class GlideBackend(Protocol):

@@ -1,39 +1,38 @@
-"""A draft's pass in torch, eager for each session or in graphs for many, and GliDe's layers.
+"""A draft's pass in torch, eager or in graphs, and GliDe's layers.
 
 They compute what `glide.GlideLayer` does, over keys and values in a pool, by the operators of
 `cuda.layers`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.models.cuda.layers import (
+    JoinedLayer,
     Stream,
-    add_norm,
+    added,
     attend_others,
-    gate,
-    joined,
-    place,
+    head_norms,
     scale_linears,
 )
-from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide import RmsNorm, Rope
 from slipstream.models.glide.glide_files import glide_model
-from slipstream.models.glide.glide_scorer import SessionStep, limits_of
+from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
+from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool
 from slipstream.models.scorer import Scores, on_host
 from slipstream.models.torch.arrays import TorchBuffers, as_tensor, torch_dtype
-from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of
+from slipstream.models.torch.packing import pack
+from slipstream.models.torch.paged import attend, num_places, on_pages, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,55 +55,38 @@ class Attended:
     own: list[Tensor]
     seen: list[Tensor]
     others: Sequence[Tensor]
-    kept: Tensor | slice | None = None
+    kept: Tensor | None = None
 
 
-class TorchLayer:
-    """One draft layer, whose products of the same input are one."""
+class TorchLayer(JoinedLayer):
+    """A layer of a draft, with attention to what it reads of the target between its own and its
+    MLP."""
 
     def __init__(self, layer: Any, norms: Sequence[RmsNorm], cross: Sequence[Any] = ()) -> None:
-        """`norms` are those before attention and MLP."""
-        own, mlp = layer.self_attn, layer.mlp
-        self.norm, self._mlp_norm = norms
-        self._norms, self._out = _weights(own), own.o_proj
-        self._qkv = joined(own.q_proj, own.k_proj, own.v_proj)
-        self._gate_up, self._down = joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
+        super().__init__(layer, norms)
         self._cross = cross
 
-    def __call__(
+    def forward(
         self, x: Tensor, inputs: Tensor, buffer: Tensor, tokens: DraftTokens, attended: Attended
     ) -> Stream:
         """Return the stream of the kept tokens behind the layer, x [R, d] before it; keys and
         values of all go to a pool's `buffer`. Attention takes `inputs` [R, n], behind a norm."""
         places = [*tokens.rope, tokens.slots]
-        query = place(self._qkv(inputs), buffer, places, self._norms, self.norm.eps)
+        query = self.placed(inputs, buffer, places)
         if attended.kept is not None:
             x, query, *places = (own[attended.kept] for own in (x, query, *places))
         if not len(x):
             return x, x
         scale = query.shape[2] ** -0.5
-        more = self._out(attend(query, buffer, attended.own, scale))
+        more = self.out(attend(query, buffer, attended.own, scale))
         # The outputs have no bias, so that nothing is added where nothing is read.
         for cross, buffers in zip(self._cross, attended.others, strict=False):
             x, normed = added(cross.norm, (x, more))
             query = cross.q_proj(normed).view(len(x), -1, buffer.shape[2])
-            turns, num_keys = [*places[:2], *_weights(cross)], len(buffer) // 2
+            turns, num_keys = [*places[:2], *head_norms(cross)], len(buffer) // 2
             given = (turns, cross.norm.eps, attended.seen, num_keys)
             more = cross.o_proj(attend_others(query, buffers, *given))
-        x, normed = added(self._mlp_norm, (x, more))
-        return x, self._down(gate(self._gate_up(normed)))
-
-
-def added(norm: RmsNorm, stream: Stream) -> Stream:
-    """Return the sum of a stream and its norm, [R, d] each."""
-    found: Stream = add_norm(*stream, norm.weight, norm.eps)
-    return found
-
-
-def _weights(attention: Any) -> list[Tensor]:
-    """Return the weights of the norms of heads."""
-    norms = (attention.q_norm, getattr(attention, "k_norm", None))
-    return [norm.weight for norm in norms if norm is not None]
+        return self.mlp(*added(self.second, (x, more)))
 
 
 class TorchDraft:
@@ -157,62 +139,47 @@ class TorchDraft:
 
     @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
-        each = [self._states(step) for step in steps]
-        given, hidden = (torch.cat(own) for own in zip(*each, strict=True))
+        keys = [[self.readable(own) for own in step.state.target_kv] for step in steps]
+        ends = accumulate(len(step.tokens) for step in steps)
+        nums = [step.num_kept for step in steps]
+        kept = [range(end - num, end) for end, num in zip(ends, nums, strict=True)]
+        tokens, whole = self._laid_out(steps, [len(step.tokens) for step in steps], keys)
+        _, last = self._laid_out(steps, nums, keys) if any(nums) else (None, whole)
+        rows = torch.tensor([*chain.from_iterable(kept)], device=tokens.ids.device).long()
+        features: list[Any] = [step.features for step in steps]
+        if features[0] is not None:
+            tokens = replace(tokens, features=torch.cat(features))
+        pool = steps[0].state.cache.pool
+        given, hidden = self.states(pool, tokens, [whole, replace(last, kept=rows)])
         return Scores(on_host(self.logits(hidden)), on_host(hidden), given)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return scores [n, V_d] of states [n, d]."""
         return F.linear(hidden, self._weight)
 
-    def _states(self, step: SessionStep) -> Stream:
-        """Return what `states` does of a step's tokens that go on."""
-        state, count, device = step.state, len(step.tokens), self.embeddings.device
-        pool, table = state.cache.pool, as_tensor(state.cache.table())
-        columns = np.arange(step.start, step.start + count)
-        tokens = DraftTokens(
-            torch.tensor(step.tokens, device=device),
-            Rope(*(own[torch.tensor(step.positions, device=device)] for own in self._rope)),
-            table[step.start : step.start + count].to(device),
-            step.features,
-        )
-        pages = torch.tensor([state.cache.pages], device=device)
-        kept = None if step.first_node >= 0 else slice(count - step.num_kept, None)
-        wanted = (None, kept) if len(self.layers) > 1 else (kept,)
-        buffers = [self.readable(buffer) for buffer in state.target_kv]
-        passes = [self._attended(step, pages, columns, own, buffers) for own in wanted]
-        return self.states(pool, tokens, passes)
-
-    def _attended(
-        self,
-        step: SessionStep,
-        pages: Tensor,
-        columns: Array,
-        kept: slice | None,
-        buffers: Sequence[Tensor],
-    ) -> Attended:
-        """Return what the kept of a step's tokens attend to, or all."""
-        columns, state = columns if kept is None else columns[kept], step.state
-        device, num_read = pages.device, state.num_read
-        tiles = tiles_of(1, len(columns), self.tile, device)
-        own = on_pages(pages, tiles, torch.from_numpy(columns + 1).to(device))
-        if step.first_node >= 0:
-            own = self._of_tree(step, own)
-        limits = limits_of(columns, num_read, state.lead, reads_first=kept is None)
-        table = torch.tensor([pages_read(num_read, state.target_pages)], device=device)
-        others = [torch.tensor([place_of(buffer)], device=device) for buffer in buffers]
-        seen = on_pages(table, tiles, torch.from_numpy(limits).to(device))
-        return Attended(own, seen, others, kept)
-
-    def _of_tree(self, step: SessionStep, own: list[Tensor]) -> list[Tensor]:
-        """Return what a tree's new nodes see: the prefix, their ancestors and themselves."""
-        state, first, device = step.state, step.first_node, own[0].device
-        count, nodes = len(state.tokens), range(first, len(state.parents))
-        above = list(chain.from_iterable(map(state.line, nodes)))
-        paths = as_tensor(state.cache.table()[count:][above]).to(device)
-        depths = torch.tensor(state.depths[first:], device=device)
-        seen = torch.full_like(own[2], count)
-        return [*own[:2], seen + depths, seen, depths.cumsum(0) - depths, paths]
+    def _laid_out(
+        self, steps: Sequence[SessionStep], nums: Sequence[int], keys: Sequence[list[Tensor]]
+    ) -> tuple[DraftTokens, Attended]:
+        """Return the last `nums` tokens of each step, and what they attend to: of the target that
+        is in the `keys` of its layers."""
+        batch, read, pages, places = Batch(), list[int](), list[list[int]](), list[Any]()
+        num_layers = max(map(len, keys))
+        for step, num, own in zip(steps, nums, keys, strict=True):
+            if num:
+                chosen = range(len(step.tokens) - num, len(step.tokens))
+                step.add_to(batch, chosen)
+                read += map(step.num_read, chosen)
+                pages.append(pages_read(step.state.num_read, step.state.target_pages))
+                places.append([place_of(buffer) for buffer in own] or [(0, 0)] * num_layers)
+        packed, device = pack(batch, self.tile), self.embeddings.device
+        ids, tokens = unpack(torch.from_numpy(packed.values).to(device), packed.shape)
+        most = max(map(len, pages))
+        tables = torch.tensor([own + [0] * (most - len(own)) for own in pages], device=device)
+        seen = on_pages(tables, tokens.attended[1], torch.tensor(read, device=device))
+        others = torch.tensor(places, device=device).view(len(pages), num_layers, 2)
+        rope = Rope(*(own[tokens.positions] for own in self._rope))
+        attended = Attended(tokens.attended, seen, list(others.transpose(0, 1)))
+        return DraftTokens(ids, rope, tokens.slots), attended
 
 
 class TorchGlide(TorchDraft):
@@ -237,7 +204,7 @@ class TorchGlide(TorchDraft):
         x = self.embeddings[tokens.ids]
         stream, final = (x, x[:0]), len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            entered, wanted = added(layer.norm, stream), passes[-(index == final)]
+            entered, wanted = added(layer.first, stream), passes[-(index == final)]
             stream = layer(*entered, pool.layer(index), tokens, wanted)
         hidden = added(self._norm, stream)[1]
         return hidden[:, :0], hidden

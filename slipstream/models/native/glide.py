@@ -32,7 +32,7 @@ from slipstream.models.native.weights import (
     exact,
     plain,
 )
-from slipstream.models.scorer import Scores, target_place
+from slipstream.models.scorer import Scores
 
 _LOG = logging.getLogger("slipstream.models")
 _DraftWeights = GlideWeights | EagleWeights
@@ -83,10 +83,12 @@ class NativeGlide:
         is_reading = any(step.state.target_kv for step in steps)
         others = [self._others(step.state) if is_reading else () for step in steps]
         splits = [len(step.tokens) - step.num_kept for step in steps]
-        for step, split, own in zip(steps, splits, others, strict=True):
-            _add(batch, cross, step, range(split, len(step.tokens)), own)
-        for step, split, own in zip(steps, splits, others, strict=True):
-            _add(batch, cross, step, range(split), own)
+        each = [*zip(steps, others, strict=True)]
+        chosen = [range(split, len(step.tokens)) for step, split in zip(steps, splits, strict=True)]
+        for (step, own), part in zip([*each, *each], [*chosen, *map(range, splits)], strict=True):
+            step.add_to(batch, part)
+            cross.num_read += map(step.num_read, part)
+            cross.places += [*own] * len(part)
         if steps[0].features is not None:
             given: list[Any] = [step.features for step in steps]
             parts = [own[split:] for own, split in zip(given, splits, strict=True)]
@@ -120,38 +122,6 @@ class NativeGlide:
         """Return a buffer's first positions, those of a head beside each other."""
         found: Array = _array(given)[:, :length].astype(self._layout.dtype, copy=False)
         return found if found[:1].flags.c_contiguous else np.ascontiguousarray(found)
-
-
-def _add(
-    batch: Batch, cross: CrossKv, step: SessionStep, chosen: range, others: Sequence[int]
-) -> None:
-    """Add some of a step's tokens."""
-    state, cache = step.state, step.state.cache
-    for index in chosen:
-        place = step.start + index
-        batch.tokens.append(step.tokens[index])
-        batch.positions.append(step.positions[index])
-        batch.slots.append(cache.slot(place))
-        batch.block_tables.append(cache)
-        if step.first_node < 0 or state.is_chain:
-            batch.num_seen.append(place + 1)
-            batch.ancestors.append(())
-        else:
-            base, line = len(state.tokens), state.line(step.first_node + index)
-            batch.num_seen.append(base)
-            batch.ancestors.append([cache.slot(base + node) for node in line])
-        cross.num_read.append(_num_read(step, index))
-        cross.places += others
-
-
-def _num_read(step: SessionStep, index: int) -> int:
-    """Positions of the target that a token sees: of a prefix those before its own. Position 0 has
-    none and reads itself, as in training, unless it is the last one, whose view may lack it."""
-    if step.first_node >= 0:
-        return step.state.num_read
-    place = target_place(step.start + index, step.state.lead)
-    is_kept = index >= len(step.tokens) - step.num_kept
-    return min(step.state.num_read, place if place or is_kept else 1)
 
 
 class NativeEagle(NativeGlide):

@@ -1,8 +1,6 @@
 """Choice of a decoder in torch: plain on CPUs, captured on CUDA, one of several ranks where a model
 is split."""
 
-from typing import Literal
-
 from transformers import PreTrainedModel
 
 from slipstream.core.errors import InvalidRequest, ModelError
@@ -23,16 +21,15 @@ def torch_decoder(
     sizes: ModelSizes,
     *,
     numerics: str,
-    engine: Literal["torch", "cuda"] | None = None,
     split: TensorParallelGroup | None = None,
 ) -> Decoder:
     """Return the decoder of a model, or of this rank's part of one that is `split`, which every
     rank computes with then; see `driven`.
 
-    `engine` None is what the device has. Raises `InvalidRequest` for invariant numerics on a CPU,
+    Raises `InvalidRequest` for invariant numerics on a CPU,
     `ModelError` for a device that has none.
     """
-    layout, on_device = sizes.layout, engine == "cuda" or sizes.layout.device != CPU
+    layout, on_device = sizes.layout, sizes.layout.device != CPU
     load_kernels(layout.device)
     if numerics == "invariant" and not on_device:
         raise InvalidRequest(
@@ -43,7 +40,7 @@ def torch_decoder(
     weight_bytes, ranks = own_bytes(model), ALONE if split is None else split.ranks
     if ranks.size > 1:
         localise(model, ranks, in_order=is_invariant)
-    if is_captured := on_device and engine != "torch":
+    if on_device:
         fuse(model)
     settings = TorchSettings("fast", ranks=ranks)
     if is_invariant:
@@ -52,7 +49,7 @@ def torch_decoder(
         settings = TorchSettings("invariant", products.rule, ranks)
     given = (model, layout, settings)
     length = sizes.context_length
-    own = CudaDecoder(*given, context_length=length) if is_captured else TorchDecoder(*given)
+    own = CudaDecoder(*given, context_length=length) if on_device else TorchDecoder(*given)
     own.weight_bytes = weight_bytes
     return own
 

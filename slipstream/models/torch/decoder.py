@@ -75,6 +75,11 @@ class TorchDecoder(Decoder):
         """Bytes of the weights that a step reads: no embedding but that which is the head."""
         self._layout, self._body = layout, model.base_model
         self._head = _finished(model.get_output_embeddings(), model)
+        rotary: Any = getattr(self._body, "rotary_emb", None)
+        if isinstance(getattr(rotary, "rope_type", None), str):
+            # Some kinds read on the host how long texts are; below the context's end nothing hangs
+            # on that.
+            rotary.rope_type = "default"
         model.config._attn_implementation = _ATTENTION
         group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
         self._tile = num_places(group) // group

@@ -7,6 +7,7 @@ nothing: a padded token repeats the first one.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from operator import add
 
 import numpy as np
 
@@ -32,9 +33,9 @@ class ForwardShape:
     path: int
 
     def sizes(self) -> list[int]:
-        """Return the sizes of a vector's parts: tokens, positions, slots, columns on pages and
-        starts of paths, then pages, tiles and paths."""
-        return [*[self.rows] * 5, self.sessions * self.pages, 3 * self.tiles, self.path]
+        """Return the sizes of a vector's parts: tokens, positions, slots, columns in all and on
+        pages, and starts of paths, then pages, tiles and paths."""
+        return [*[self.rows] * 6, self.sessions * self.pages, 3 * self.tiles, self.path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def pack(
         into[: len(table)] = table
     path_starts = [*accumulate(lengths[:-1], initial=0)]
     # A path ends with the token's own slot, which is on the pages where there is none.
-    parts = (batch.tokens, batch.positions, batch.slots, batch.num_seen, path_starts)
+    counts = list(map(add, batch.num_seen, lengths))
+    parts = (batch.tokens, batch.positions, batch.slots, counts, batch.num_seen, path_starts)
     rows = np.empty((len(parts), shape.rows), np.int32)
     for into, values in zip(rows, parts, strict=True):
         into[: own.rows] = values

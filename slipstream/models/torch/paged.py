@@ -37,9 +37,9 @@ def num_places(group: int) -> int:
 def unpack(values: Tensor, shape: ForwardShape) -> tuple[Tensor, PagedTokens]:
     """Return the tokens [R] and the metadata that `packing.pack` made; `values` on the device."""
     parts = values.split(shape.sizes())
-    tokens, positions, slots, seen, starts, tables, tiles, paths = parts
+    tokens, positions, slots, counts, seen, starts, tables, tiles, paths = parts
     tables, tiles = tables.view(shape.sessions, -1), tiles.view(-1, 3)
-    attended = [tables, tiles, positions + 1, seen, starts, paths]
+    attended = [tables, tiles, counts, seen, starts, paths]
     return tokens, PagedTokens(positions, slots.long(), attended)
 
 

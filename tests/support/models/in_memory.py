@@ -44,7 +44,7 @@ def _rotary(module: Any, kind: str) -> Rotary:
 def causal_model(model: Any, *, engine: Any = None, **options: Any) -> CausalModel:
     """See `loading.causal_model`; `engine` native or None computes a model natively."""
     if isinstance(model, WeightSource) or engine not in (None, "native"):
-        return loaded_model(model, engine=engine, **options)
+        return loaded_model(model, **options)
     try:
         kernels()
         source = _Saved(model)

@@ -177,16 +177,16 @@ async def talk(target, number, session):
         proposal = guess(number, round_, tiny.tokens(4, round_)) if room > 6 else Proposal()
 
 
-@pytest.mark.parametrize("engine", ["native", "cuda"])
-async def test_requests_with_them_and_without_share_a_step(engine):
-    model = causal_model(tiny.hf_model(), engine=engine)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_requests_with_them_and_without_share_a_step(device):
+    model = causal_model(tiny.hf_model().to(device))
     sessions = [
         (at, replace(session_of(at, 30, 12), num_logprobs=at % 3 or None)) for at in range(4)
     ]
     alone = [await talk(tiny.local_target(model), *session) for session in sessions]
     async with batched(tiny.local_target(model)) as (target, _):
         together = await asyncio.gather(*(talk(target, *session) for session in sessions))
-    assert engine == "cuda" or together == alone  # an operator's CPU form is fast, not invariant
+    assert device == "cuda" or together == alone  # an operator's CPU form is fast, not invariant
     for (tokens, said), (own, own_said) in zip(together, alone, strict=True):
         assert tokens == own
         found, expected = ([one.logprob for one in chain(*parts)] for parts in (said, own_said))

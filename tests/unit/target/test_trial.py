@@ -8,6 +8,7 @@ from slipstream.models.machine import Measurements
 from slipstream.verifying import trial
 from slipstream.verifying.trial import learn_cost
 from support.models import tiny
+from support.models.in_memory import causal_model
 
 NAN, INF = float("nan"), float("inf")
 NAME = "costs of a tiny model"
@@ -71,9 +72,9 @@ def test_what_is_no_record_of_costs_is_measured_again(machine, kept):
 
 
 @pytest.mark.parametrize("num_pages", [4, 64])
-@pytest.mark.parametrize("engine", [None, "cuda"])
-def test_the_engines_memory_is_as_it_was(engine, num_pages):
-    model = tiny.causal(engine=engine)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_engines_memory_is_as_it_was(device, num_pages):
+    model = causal_model(tiny.hf_model().to(device))
     pool = model.pool(num_pages)
     learnt(Clock(1.0), model, pool)
     assert pool.num_free == num_pages

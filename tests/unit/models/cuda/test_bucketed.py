@@ -33,7 +33,7 @@ def tree_of(size, seed):
 
 
 def shaped(family="llama"):
-    return causal_model(tiny.hf_model(family).to("cuda"), engine="cuda", hidden_layers=(1, 3))
+    return causal_model(tiny.hf_model(family).to("cuda"), hidden_layers=(1, 3))
 
 
 def parts_on_scattered_pages(model, trees, pending=2):
@@ -106,6 +106,23 @@ def test_states_that_a_family_has_in_no_known_place_are_refused():
         causal_model(tiny.hf_model("gpt-neox"), engine="torch", hidden_layers=(3,))
 
 
+FACTORS = {"short_factor": [1.0, 1.5] * 4, "long_factor": [9.0] * 8}
+LONG = {"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 300}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"), [("llama", {"rope_type": "dynamic", "factor": 2.0}), ("phi3", LONG)]
+)
+def test_rotary_embeddings_for_texts_of_any_length_are_captured(family, rope):
+    rope = {"rope_parameters": {**rope, "rope_theta": 1e4}}
+    hf, tokens = tiny.hf_model(family, **rope), tiny.tokens(40)
+    expected = hf.base_model(torch.tensor([tokens])).last_hidden_state[0]
+    model = causal_model(hf.to("cuda"))
+    hidden, _ = model.forward([Part(model.open_in(model.pool(1)), tokens)])
+    assert len(model.decoder.replay._entries) == 1
+    torch.testing.assert_close(hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_what_follows_an_accepted_path_has_the_same_states():
     tree = tree_of(9, 3)
     states = []
@@ -161,7 +178,7 @@ def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most, is_scaled):
             model.draw([Part(cache, [1, 2])], [Draw(1, sampling, (1, 2))])
         entries = model.decoder.replay._entries.values()
         nums.append([entry.replay.__self__.num_kernels for entry in entries])
-    (_, fewer, _), (drawn, more, truncated), (_, keeping, _) = nums  # the last used is last
+    (fewer, *_), (more, drawn, truncated), (keeping, *_) = nums
     assert keeping - more == 2
     assert more - fewer <= most
     assert fewer <= 2 * most + 14  # positions, and the last norm

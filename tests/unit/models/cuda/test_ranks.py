@@ -71,7 +71,7 @@ class Split:
         self.process = get_context("spawn").Process(target=other_rank, args=(folder, theirs))
         self.process.start()
         self.own, self.model, _ = rank_of(folder, 0, self)
-        self.whole = causal_model(hf.to("cuda"), engine="cuda", hidden_layers=STATES)
+        self.whole = causal_model(hf.to("cuda"), hidden_layers=STATES)
         self.whole.decoder.buckets = self.own.buckets
         self.pools = [(model, model.pool(8)) for model in (self.model, self.whole)]
         for model, pool in self.pools:
