@@ -10,7 +10,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.verify.draws import FindContenders
 from slipstream.models.decoder import Decoder
-from slipstream.models.dtypes import Array
+from slipstream.models.dtypes import CPU, Array
 from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.kv.batch import Batch, Draw, DrawnTokens, Part
 from slipstream.models.kv.cache import KvCache
@@ -42,14 +42,15 @@ class CausalModel:
     def workspace_bytes(self, num_rows: int) -> int:
         """Return the most bytes that a forward of so many tokens needs besides weights and caches.
 
-        Hidden states and what the widest products make of them, logits in both precisions, the
-        keys of one layer gathered once, and what the decoder keeps.
+        Hidden states and what the widest products make of them, logits in both precisions, on a
+        CPU the keys of one layer gathered once, and what the decoder keeps.
         """
         width = 4 * self.hidden_size + 4 * self._mlp_size
         row = width * self.dtype.itemsize + self.vocab_size * (self.dtype.itemsize + 4)
         layer = replace(self.layout, num_layers=1, hidden_layers=()).bytes_per_token
         kept = self.decoder.workspace_bytes(row, self.hidden_size * self.dtype.itemsize)
-        return int(num_rows * row + self.context_length * layer) + kept
+        gathered = self.context_length * layer if self.device == CPU else 0
+        return int(num_rows * row + gathered) + kept
 
     def pool(self, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS) -> KvPool:
         """Memory for the caches of an engine's sessions."""

@@ -61,7 +61,7 @@ def _on_device(name: str, device: str) -> np.dtype[Any]:
             )
         return BFLOAT16
     if name == AUTO:
-        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
         name = "bfloat16" if has_bfloat16 else "float16"
         _LOG.info("dtype %s, which %s multiplies fastest", name, device)
     return DTYPES[name]

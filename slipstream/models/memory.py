@@ -133,6 +133,7 @@ def free_bytes(device: str) -> int:
     if device != CPU:
         import torch
 
+        torch.cuda.empty_cache()  # what loading has used and left
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_available(), _group_bytes())
 

@@ -62,19 +62,6 @@ def _weights(score, peak):
 
 
 @triton.jit
-def _store_span(
-    sums, peaks, totals, index, is_used, found, size, WIDTH: tl.constexpr
-):  # fmt: skip
-    """Store what a span gives for each place in use."""
-    summed, peak, total = found
-    inner = tl.arange(0, WIDTH)
-    tl.store(peaks + index, peak, mask=is_used)
-    tl.store(totals + index, total, mask=is_used)
-    mask = is_used[:, None] & (inner < size)[None, :]
-    tl.store(sums + index.to(tl.int64)[:, None] * size + inner[None, :], summed, mask=mask)
-
-
-@triton.jit
 def _begun(
     of_query, layer, num_slots, session, size,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, OTHERS: tl.constexpr, NORMS: tl.constexpr,
@@ -135,8 +122,11 @@ def _attend_spans(
             own = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
             added = tl.where(((of == turn) | (turns == 1))[:, None], own, added)
         total, summed = total * kept + tl.sum(weight, 1), summed * kept[:, None] + added
-    found = (summed, peak, total)
-    _store_span(sums, peaks, totals, out * SPANS + number, is_used, found, size, WIDTH)
+    index, inner = out * SPANS + number, tl.arange(0, WIDTH)[None, :]
+    tl.store(peaks + index, peak, mask=is_used)
+    tl.store(totals + index, total, mask=is_used)
+    into = sums + index.to(tl.int64)[:, None] * size + inner
+    tl.store(into, summed, mask=is_used[:, None] & (inner < size))
 
 
 @triton.jit

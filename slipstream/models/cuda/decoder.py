@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws, parts_of
 from slipstream.models.cuda.graphs import Replay, send
+from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
+from slipstream.models.torch.decoder import TorchDecoder
 from slipstream.models.torch.packing import (
     Buckets,
     PackedDraws,
@@ -28,6 +29,7 @@ from slipstream.models.torch.packing import (
     row_steps,
 )
 from slipstream.models.torch.paged import SPANS
+from slipstream.models.torch.ranks import Ranks
 
 _MAX_ROWS = 512
 
@@ -42,12 +44,13 @@ class CudaDecoder(TorchDecoder):
         self,
         model: PreTrainedModel,
         layout: KvLayout,
-        settings: TorchSettings,
+        rule: RowRule | None,
+        ranks: Ranks,
         *,
         context_length: int,
     ) -> None:
         """Take the model over, for positions below `context_length`."""
-        super().__init__(model, layout, settings)
+        super().__init__(model, layout, rule, ranks)
         self.replay = Replay(torch.device(layout.device))
         pages = round_up(context_length, BLOCK_SIZE) // BLOCK_SIZE
         self.buckets = Buckets(row_steps(_MAX_ROWS, self.rule), pages, self._tile)

@@ -127,8 +127,9 @@ def cancelling(weight: Tensor, num_rows: int = _PROBED[-1]) -> tuple[Tensor, Ten
     num_outputs, width = weight.shape
     half = width // 2
     order = torch.randperm(2 * half, generator=noise)
-    inputs, outputs = (torch.randn(size, half, generator=noise) for size in (num_rows, num_outputs))
-    example, like = torch.zeros(num_rows, width), torch.zeros(num_outputs, width)
+    inputs, outputs = torch.randn(2, num_rows, half, generator=noise)
+    example, like = torch.zeros(2, num_rows, width)
     example[:, : 2 * half] = torch.cat([inputs, -inputs], 1)[:, order]
     like[:, : 2 * half] = torch.cat([outputs, outputs], 1)[:, order]
-    return example.to(weight), like.to(weight)
+    # The host has few of the outputs: a head has as many as there are tokens.
+    return example.to(weight), like.to(weight).repeat(-(-num_outputs // num_rows), 1)[:num_outputs]

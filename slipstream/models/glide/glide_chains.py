@@ -2,8 +2,9 @@
 `glide_chain.py`, and numbers come back."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -29,16 +30,16 @@ from slipstream.models.glide.glide_chain import (
     first_pass,
     later_steps,
 )
-from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer, limits_of
+from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer
 from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest
 from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.packing import fit, powers
 
-_SESSIONS = powers(64)
-_FEW = CHAIN_ROWS // _SESSIONS[-1]
-"""New tokens of a session that all chains of a pass may have, and chains that may have more."""
+_SESSIONS = powers(32)
+_ROWS = CHAIN_ROWS // _SESSIONS[-1]
+"""New tokens of a session in its first pass."""
 _Begun = tuple[int, int, Tensor | None]
 """Start, number of seen positions and features of one chain of a `_Pass`."""
 
@@ -67,25 +68,30 @@ class _Pass:
         return positions, page * BLOCK_SIZE + columns % BLOCK_SIZE
 
     def num_read(self, columns: Array, *, reads_first: bool) -> Array:
-        """Return how many of the target's keys tokens at `columns` [N, n] see."""
+        """Return how many of the target's keys tokens at `columns` [N, n] see: those before, which
+        lead by some from `NUM_SINKS` on. Position 0 reads itself in training, before the last
+        layer."""
         leads = np.array([ask.state.lead for ask in self.asks])[:, None]
-        return limits_of(columns, self.num_seen[:, None], leads, reads_first=reads_first)
+        before = columns + (columns >= NUM_SINKS) * leads
+        before = np.where(columns == 0, int(reads_first), before)
+        found: Array = np.minimum(self.num_seen[:, None], before)
+        return found
 
-    def first(self, rows: int, seen: Array | None = None) -> Array:
-        """Return what `first_pass` takes, of `rows` tokens each; padding repeats the first one. Of
+    def first(self, seen: Array | None = None) -> Array:
+        """Return what `first_pass` takes, of `_ROWS` tokens each; padding repeats the first one. Of
         hidden states, those are read that are on the pages `seen` [N, P]."""
         pairs = zip(self.asks, self.starts, strict=True)
         news = [list(ask.state.tokens[start:]) for ask, start in pairs]
-        counts, index = self.counts - self.starts, np.arange(rows)
+        counts, index = self.counts - self.starts, np.arange(_ROWS)
         columns = self.starts[:, None] + np.where(index < counts[:, None], index, 0)
-        tokens = np.array([new + new[:1] * (rows - len(new)) for new in news])
+        tokens = np.array([new + new[:1] * (_ROWS - len(new)) for new in news])
         if seen is None:
             read = self.num_read(columns, reads_first=True)
         else:
             page = np.take_along_axis(seen, columns // BLOCK_SIZE, 1)
             slots = page * BLOCK_SIZE + columns % BLOCK_SIZE
             read = np.where(columns < self.num_seen[:, None], slots, -1)
-        last = np.arange(len(self.order)) * rows + counts[self.order] - 1
+        last = np.arange(len(self.order)) * _ROWS + counts[self.order] - 1
         parts = (tokens, *self.places(columns), columns + 1, read)
         return np.concatenate([*(part[self.order].reshape(-1) for part in parts), last])
 
@@ -122,7 +128,7 @@ class GlideChains:
     """Follows chains with a GliDe draft, or an EAGLE-3 head, in fixed shapes, which `prepare`
     captures."""
 
-    max_new_tokens = 32
+    max_new_tokens = _ROWS
     max_ends: float = MAX_ENDS
 
     def __init__(
@@ -153,11 +159,9 @@ class GlideChains:
         for sessions in reversed(_SESSIONS):
             memory = self._memory(pool, sessions)
             memory.steps[:, StepNumber.SLOT] = pool.scratch.start
-            for rows in (_FEW, self.max_new_tokens)[: 1 + (sessions <= _FEW)]:
-                given = np.zeros((5 * rows + 1) * sessions, np.int64)
-                given[2 * rows * sessions : 3 * rows * sessions] = pool.scratch.start
-                found = self._first(memory, rows, given)
-            self._later(memory, 1, found)
+            given = np.zeros((5 * _ROWS + 1) * sessions, np.int64)
+            given[2 * _ROWS * sessions : 3 * _ROWS * sessions] = pool.scratch.start
+            self._later(memory, 1, self._first(memory, given))
 
     @torch.inference_mode()
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
@@ -167,15 +171,10 @@ class GlideChains:
         """
         for ask in asks:
             self._scorer.check(ask.sync)
-        begun = self._begin(asks)
-        news = [len(ask.state.tokens) - own[0] for ask, own in zip(asks, begun, strict=True)]
-        found: dict[int, list[ChainPosition]] = {}
-        for group in _groups(news):
-            most, steps = max(news[index] for index in group), (_FEW, self.max_new_tokens)
-            rows = fit(most, steps, what="new tokens of a chain")
-            own = self._pass([asks[index] for index in group], [begun[index] for index in group])
-            found.update(zip(group, self._follow(own, rows), strict=True))
-        return [found[index] for index in range(len(asks))]
+        begun, size = self._begin(asks), _SESSIONS[-1]
+        parts = [slice(start, start + size) for start in range(0, len(asks), size)]
+        each = (self._follow(self._pass(asks[part], begun[part])) for part in parts)
+        return [*chain.from_iterable(each)]
 
     def _begin(self, asks: Sequence[ChainRequest]) -> list[_Begun]:
         """Have the states hold the requests' tokens. Where the view lacks hidden states of a text,
@@ -203,7 +202,7 @@ class GlideChains:
         order = np.where(order < len(asks), order, 0)
         return _Pass(asks, np.array(starts), counts, np.array(num_seen), pages, order, features)
 
-    def _follow(self, own: _Pass, rows: int) -> list[list[ChainPosition]]:
+    def _follow(self, own: _Pass) -> list[list[ChainPosition]]:
         asks, num, order = own.asks, len(own.asks), own.order
         memory = self._memory(asks[0].state.cache.pool, len(order))
         seen, others, buffers = self._seen(own)
@@ -215,7 +214,7 @@ class GlideChains:
             given = [none if features is None else features for features in own.features]
             memory.features.copy_(torch.cat([given[index] for index in order]))
         states = seen if self._draft.num_features else None
-        found = self._first(memory, rows, own.first(rows, states))
+        found = self._first(memory, own.first(states))
         tables = [as_array(found[1])[:num]]
         for depth in range(1 + STEPS, max(ask.limit for ask in asks), STEPS):
             if (tables[-1][:, -1] != GOES_ON).all():
@@ -251,9 +250,9 @@ class GlideChains:
             self._memories[key] = ChainMemory(*given)
         return self._memories[key]
 
-    def _first(self, memory: ChainMemory, rows: int, given: Array) -> tuple[Tensor, ...]:
-        body = first_pass(self._model, memory, rows)
-        return self.replay.run((id(memory), rows), body, [torch.from_numpy(given)])
+    def _first(self, memory: ChainMemory, given: Array) -> tuple[Tensor, ...]:
+        body = first_pass(self._model, memory, _ROWS)
+        return self.replay.run((id(memory), "first"), body, [torch.from_numpy(given)])
 
     def _later(
         self, memory: ChainMemory, depth: int, found: tuple[Tensor, ...]
@@ -262,15 +261,6 @@ class GlideChains:
         steps, (state, _, carried) = memory.steps[depth : depth + STEPS], found
         body = later_steps(self._model, memory)
         return self.replay.run((id(memory), "later"), body, [steps, state, carried])
-
-
-def _groups(news: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices of chains that a pass takes together, by their new tokens."""
-    order = sorted(range(len(news)), key=news.__getitem__)
-    few = [index for index in order if news[index] <= _FEW]
-    for chosen, size in ((few, _SESSIONS[-1]), (order[len(few) :], _FEW)):
-        for start in range(0, len(chosen), size):
-            yield chosen[start : start + size]
 
 
 def _found(rows: list[list[float]], num: int, ask: ChainRequest) -> list[ChainPosition]:

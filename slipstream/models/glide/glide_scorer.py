@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
 from slipstream.models.dtypes import CPU, Array
@@ -273,13 +271,3 @@ class GlideScorer(Scorer):
             state.target_pages = ask.view.pages
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
-
-
-def limits_of(
-    columns: Array, num_seen: Array | int, lead: Array | int, *, reads_first: bool
-) -> Array:
-    """Return how many of the target's `num_seen` keys tokens at `columns` of their own keys see:
-    those before, and `lead` more from `NUM_SINKS` on. Nothing is before position 0: training lets
-    it read itself, which is for layers before the last."""
-    limits: Array = np.minimum(num_seen, columns + (columns >= NUM_SINKS) * lead)
-    return np.where(columns == 0, np.minimum(num_seen, 1), limits) if reads_first else limits

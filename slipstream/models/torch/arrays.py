@@ -29,6 +29,8 @@ def start_torch() -> None:
     Before it computes on this thread: what it starts later would share the core of this one.
     """
     set_default_variables(_CUBLAS)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.set_num_threads(num_threads())
     place(lambda: torch.ones(_PARALLEL).sum())
 

@@ -10,7 +10,7 @@ from slipstream.models.cuda.steady import SteadyProducts
 from slipstream.models.decoder import Decoder
 from slipstream.models.dtypes import CPU
 from slipstream.models.format.architecture import ModelSizes
-from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
+from slipstream.models.torch.decoder import TorchDecoder
 from slipstream.models.torch.ranks import ALONE
 from slipstream.models.torch.shards import localise, own_bytes
 from slipstream.models.torch.tensor_parallel import SplitDecoder, TensorParallelGroup
@@ -26,8 +26,8 @@ def torch_decoder(
     """Return the decoder of a model, or of this rank's part of one that is `split`, which every
     rank computes with then; see `driven`.
 
-    Raises `InvalidRequest` for invariant numerics on a CPU,
-    `ModelError` for a device that has none.
+    Raises `InvalidRequest` for invariant numerics on a CPU, and `ModelError` for a device that has
+    none.
     """
     layout, on_device = sizes.layout, sizes.layout.device != CPU
     load_kernels(layout.device)
@@ -42,13 +42,11 @@ def torch_decoder(
         localise(model, ranks, in_order=is_invariant)
     if on_device:
         fuse(model)
-    settings = TorchSettings("fast", ranks=ranks)
+    rule = None
     if is_invariant:
         products = SteadyProducts(model)
-        products.rule = ranks.agree_on_rule(products.rule, model.device)
-        settings = TorchSettings("invariant", products.rule, ranks)
-    given = (model, layout, settings)
-    length = sizes.context_length
+        rule = products.rule = ranks.agree_on_rule(products.rule, model.device)
+    given, length = (model, layout, rule, ranks), sizes.context_length
     own = CudaDecoder(*given, context_length=length) if on_device else TorchDecoder(*given)
     own.weight_bytes = weight_bytes
     return own

@@ -5,7 +5,6 @@ it are ours. Any processor, any architecture whose attention transformers lets o
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,25 +47,24 @@ def _attention_interface(
 ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchSettings:
-    """Numerics of a model whose products obey `rule`, and the ranks that share it."""
-
-    numerics: Numerics
-    rule: RowRule = ANY_ROWS
-    ranks: Ranks = ALONE
-
-
 class TorchDecoder(Decoder):
     """`Decoder` of one model, or of this rank's part of it; every forward has its own shape."""
 
     draws_on_device = False
     contenders: FindContenders | None = None
 
-    def __init__(self, model: PreTrainedModel, layout: KvLayout, settings: TorchSettings) -> None:
-        """Take the model over."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: KvLayout,
+        rule: RowRule | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Take the model over, which `ranks` share; its numerics are invariant where its products
+        obey a `rule`."""
         self.engine = "torch" if layout.device == CPU else "cuda"
-        self.numerics, self.rule, self._ranks = settings.numerics, settings.rule, settings.ranks
+        self.numerics: Numerics = "fast" if rule is None else "invariant"
+        self.rule, self._ranks = rule or ANY_ROWS, ranks
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
         embedding: Any = model.get_input_embeddings().weight
         every = model.named_parameters(remove_duplicate=False)

@@ -190,7 +190,6 @@ _FACTS: dict[str, Any] = {
     "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
     **dict.fromkeys(("memory_reserved", "memory_allocated"), lambda _device=None: 0),
     "get_device_capability": lambda _device=None: (9, 0),
-    "is_bf16_supported": lambda **_: True,
 }
 
 

@@ -109,7 +109,7 @@ def assert_same(ours, theirs):
         for a, b in zip(one.stats, other.stats, strict=True):
             assert (a.score is None) is (b.score is None)
             own, others = ((c.top_prob, c.prob, c.entropy, c.score or 0.0) for c in (a, b))
-            assert own == pytest.approx(others, rel=1e-4, abs=1e-6)
+            assert own == pytest.approx(others, rel=3e-4, abs=1e-6)
 
 
 @everywhere

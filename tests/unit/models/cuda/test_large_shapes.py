@@ -113,8 +113,5 @@ def test_rounds_of_a_draft_run_on_the_device_alone(make, name, sampling, step, f
     out = speculate(target, engine, "glide", tiny.tokens(40), **asked)
     assert len(out.tokens) == 4
     assert out.num_drafted > 0
-    graphs = {key[1]: entry.replay.__self__ for key, entry in chains.replay._entries.items()}
-    assert graphs.pop("later").num_kernels <= step * STEPS
-    assert [graph.num_kernels <= first for graph in graphs.values()] == [
-        True
-    ]  # of many tokens each
+    (entry,) = chains.replay._entries.values()  # no later steps: all that the host reads is ones
+    assert entry.replay.__self__.num_kernels <= first + step * STEPS
