@@ -30,12 +30,16 @@ class SteadyProducts:
         self._swap(model)
 
     def _swap(self, module: nn.Module) -> None:
-        for name, child in list(module.named_children()):
+        children: list[tuple[str, Any]] = [*module.named_children()]
+        for name, child in children:
             if isinstance(child, nn.Linear):
                 self._probe(child)
                 setattr(module, name, SteadyLinear(child, self))
             elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
-                setattr(module, name, _norm(child))
+                # Torch's fused kernel adds up each row alone.
+                norm = RmsNorm(len(child.weight), child.variance_epsilon)
+                norm.weight = child.weight
+                setattr(module, name, norm)
             else:
                 self._swap(child)
 
@@ -65,13 +69,6 @@ class SteadyLinear(nn.Module):
         """x [..., in] -> [..., out]."""
         rows = x.reshape(-1, x.shape[-1])
         return tiled(self._linear, rows, self._products.rule).view(*x.shape[:-1], -1)
-
-
-def _norm(norm: Any) -> RmsNorm:
-    """Return a norm by torch's fused kernel, which adds up each row alone."""
-    found = RmsNorm(len(norm.weight), norm.variance_epsilon)
-    found.weight = norm.weight
-    return found
 
 
 def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tensor:

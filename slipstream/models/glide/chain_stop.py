@@ -90,24 +90,11 @@ class DecisionNetwork(nn.Module):
 
     def forward(self, hidden: Tensor, stats: Tensor) -> Tensor:
         """Hidden states [R, d], statistics [R, 4] as in `slot_stats` -> logits [R, 2]."""
-        first = self.first(hidden) + self.stats(stats)
+        first = self.hidden(hidden.to(self.hidden.weight.dtype)) + self.stats(stats)
         units, base = first.split((self.width, 2), -1)
         return torch.addmm(base, units.relu(), self.out.weight.t())
-
-    def first(self, hidden: Tensor) -> Tensor:
-        """Return what the first layer makes of hidden states [R, d], [R, width + 2]."""
-        found: Tensor = self.hidden(hidden.to(self.hidden.weight.dtype))
-        return found
 
     def model(self) -> DecisionModel:
         """Return the model with these weights."""
         weights = {name: value.numpy(force=True) for name, value in self.state_dict().items()}
         return DecisionModel(weights)
-
-
-def network_of(model: DecisionModel, device: torch.device) -> DecisionNetwork:
-    """Return the network with a model's weights, on a device."""
-    width, hidden_size = model.weights["hidden.weight"].shape
-    network = DecisionNetwork(hidden_size, width - 2)
-    network.load_state_dict({name: torch.tensor(own) for name, own in model.weights.items()})
-    return network.requires_grad_(False).to(device)

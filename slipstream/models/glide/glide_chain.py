@@ -5,18 +5,20 @@ token of each at a time. A chain that has ended is computed on and not counted. 
 the host, so that both functions can be captured whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.models.glide.chain_stop import ChainNumber, DecisionNetwork, StateNumber, StepNumber
+from slipstream.models.glide.chain_stop import ChainNumber, StateNumber, StepNumber
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchDraft
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.torch.paged import on_pages, tiles_of
+from slipstream.models.torch.packing import tiles_of
+from slipstream.models.torch.paged import on_pages
 
 STEPS = 2
 """Steps that are captured together: a chain that ends costs as many in vain, at most, and the host
@@ -25,12 +27,12 @@ waits once for them."""
 
 @dataclass(frozen=True, slots=True)
 class ChainModel:
-    """A `draft`, the rotary factors [2, L, rotary_dim] of its chains' positions, its decision
-    model, and how many target layers it reads."""
+    """A `draft`, the rotary factors [2, L, rotary_dim] of its chains' positions, the weights of its
+    decision model, and how many target layers it reads."""
 
     draft: TorchDraft
     rotary: Tensor
-    decision: DecisionNetwork | None
+    decision: Mapping[str, Tensor]
     num_others: int
 
     def read(
@@ -38,9 +40,9 @@ class ChainModel:
     ) -> tuple[Tensor, Tensor]:
         """Return what `read_chain` does of the slots behind states [B, d]."""
         head, first = [self.draft.vocab], hidden[:, :0]
-        if (decision := self.decision) is not None:
-            head += [decision.stats.weight, decision.out.weight]
-            first = decision.first(hidden)
+        if own := self.decision:
+            head += [own["stats.weight"], own["out.weight"]]
+            first = F.linear(hidden.float(), own["hidden.weight"], own["hidden.bias"])
         chains = [steps, memory.numbers, state]
         found: tuple[Tensor, Tensor] = torch.ops.slipstream.read_chain(
             self.draft.logits(hidden), first, head, chains, memory.num_candidates
@@ -86,7 +88,8 @@ class ChainMemory:
         """Return what `rows` tokens of each session attend to, that see `counts` [n] of their own
         keys and `num_read` [n] of the target's."""
         if rows not in self._tiles:
-            self._tiles[rows] = tiles_of(self.sessions, rows, self._tile, counts.device)
+            made = tiles_of([rows] * self.sessions, self._tile)
+            self._tiles[rows] = torch.from_numpy(made).to(counts.device)
         tiles = self._tiles[rows]
         own, seen = on_pages(self.pages, tiles, counts), on_pages(self.seen, tiles, num_read)
         return Attended(own, seen, list(self.others), kept)

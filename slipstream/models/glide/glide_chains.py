@@ -15,14 +15,9 @@ from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.verify.draws import draw_keys
 from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.decision import DecisionModel
+from slipstream.models.decoder import ANY_ROWS
 from slipstream.models.dtypes import Array
-from slipstream.models.glide.chain_stop import (
-    GOES_ON,
-    MAX_ENDS,
-    ChainNumber,
-    StepNumber,
-    network_of,
-)
+from slipstream.models.glide.chain_stop import GOES_ON, MAX_ENDS, ChainNumber, StepNumber
 from slipstream.models.glide.glide_chain import (
     STEPS,
     ChainMemory,
@@ -35,9 +30,9 @@ from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest
 from slipstream.models.torch.arrays import as_array
-from slipstream.models.torch.packing import fit, powers
+from slipstream.models.torch.packing import fit, row_steps
 
-_SESSIONS = powers(32)
+_SESSIONS = row_steps(32, ANY_ROWS)
 _ROWS = CHAIN_ROWS // _SESSIONS[-1]
 """New tokens of a session in its first pass."""
 _Begun = tuple[int, int, Tensor | None]
@@ -144,9 +139,10 @@ class GlideChains:
         assert isinstance(draft, TorchDraft), "native code has chains of its own"
         self._draft, self._layers = draft, scorer.layers
         self.replay = Replay(torch.device(scorer.layout.device))
-        network = None if decision is None else network_of(decision, draft.embeddings.device)
+        given, device = {} if decision is None else decision.weights, draft.embeddings.device
+        weights = {name: torch.tensor(own, device=device) for name, own in given.items()}
         rotary = torch.stack(draft.rope(length))
-        self._model = ChainModel(draft, rotary, network, len(self._layers))
+        self._model = ChainModel(draft, rotary, weights, len(self._layers))
         self._num_pages = round_up(length, BLOCK_SIZE) // BLOCK_SIZE
         profile = profile or Profile()
         points = (profile.calibration.points, profile.calibration_sampled.points)

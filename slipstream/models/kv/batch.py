@@ -87,24 +87,21 @@ class Batch:
     def _add_nodes(self, part: Part, scratch: Iterator[int]) -> None:
         """Add a tree: nodes on the first-child path take the slot of their position while the
         session has one, others a scratch slot."""
-        tree, cache = part.tree, part.cache
-        main = _first_path(tree)
-        slots: list[int] = []
-        in_place: list[bool] = []
-        for node, depth in enumerate(tree.depths()):
-            position = part.end + depth - 1
-            in_place.append(node in main and position < cache.num_slots)
-            slots.append(cache.slot(position) if in_place[-1] else _next(scratch))
-            path = tree.path(node)
-            if all(in_place[step] for step in path[:-1]):  # as its parents are at their positions
-                self.num_seen.append(position + in_place[-1])
-                self.ancestors.append(() if in_place[-1] else (slots[-1],))
-            else:
-                self.num_seen.append(part.end)
-                self.ancestors.append([slots[step] for step in path])
+        tree, cache, none = part.tree, part.cache, tuple[int, ...]()
+        main, above = _first_path(tree), {ROOT: (none, True, part.end)}
+        for node, parent in enumerate(tree.parents):
+            path, is_straight, position = above[parent]
+            is_placed = node in main and position < cache.num_slots
+            slot = cache.slot(position) if is_placed else _next(scratch)
+            path = (*path, slot)
+            # While all parents are at their positions, it sees them there.
+            above[node] = path, is_straight and is_placed, position + 1
+            self.num_seen.append(position + is_placed if is_straight else part.end)
+            seen = none if is_placed else (slot,)
+            self.ancestors.append(seen if is_straight else path)
             self.positions.append(position)
+            self.slots.append(slot)
         self.tokens += tree.tokens
-        self.slots += slots
 
 
 def _next(scratch: Iterator[int]) -> int:

@@ -88,20 +88,22 @@ def pack(
         into[: own.rows] = values
         into[own.rows :] = values[0]
     paths = _filled(list(chain.from_iterable(batch.ancestors)), shape.path)
-    tiles = _filled(_tiles([*batch.sizes, shape.rows - own.rows], tile), 3 * shape.tiles)
-    packed = np.concatenate([rows.reshape(-1), pages.reshape(-1), tiles, paths])
+    tiles = tiles_of([*batch.sizes, shape.rows - own.rows], tile)
+    tiles[tiles[:, 2] == len(tables), 2] = 0  # padding is of the first session
+    filled = _filled(tiles.reshape(-1), 3 * shape.tiles)
+    packed = np.concatenate([rows.reshape(-1), pages.reshape(-1), filled, paths])
     return PackedForward(shape, packed, own.rows, bucket is not None)
 
 
-def _tiles(sizes: Sequence[int], tile: int) -> Array:
-    """First token, number and session of each tile; the last part, of padding, is of session 0."""
+def tiles_of(sizes: Sequence[int], tile: int) -> Array:
+    """Return the first token, number and session [T, 3] of tiles of up to `tile` tokens each, of
+    sessions of some sizes."""
     counts = np.array(sizes, np.int32)
     numbers = -(-counts // tile)
     part = np.repeat(np.arange(len(sizes)), numbers)
     within = tile * (np.arange(len(part)) - (numbers.cumsum() - numbers)[part])
     first = (counts.cumsum() - counts)[part] + within
-    session = np.where(part == len(sizes) - 1, 0, part)
-    return np.stack([first, np.minimum(tile, counts[part] - within), session], 1).reshape(-1)
+    return np.stack([first, np.minimum(tile, counts[part] - within), part], 1).astype(np.int32)
 
 
 def _filled(values: Sequence[int] | Array, size: int) -> Array:
@@ -110,24 +112,15 @@ def _filled(values: Sequence[int] | Array, size: int) -> Array:
     return filled
 
 
-def powers(limit: int, *, least: int = 1) -> tuple[int, ...]:
-    """`least`, then its doubles, and `limit` as the last one."""
-    steps = [min(least, limit)]
-    while steps[-1] < limit:
-        steps.append(min(2 * steps[-1], limit))
-    return tuple(steps)
-
-
 def row_steps(limit: int, rule: RowRule) -> tuple[int, ...]:
     """Row counts of forwards of up to `limit` rows, under a rule of equal bits.
 
     Larger products are cut into pieces of the rule's `max_rows`. Powers of two within the rule,
     multiples of `max_rows` above it: then no product is padded again and no piece is a ragged one.
     """
-    most, least = min(limit, rule.max_rows), min(limit, rule.min_rows)
-    steps = list(powers(max(most, least), least=least))
-    while steps[-1] < limit:
-        steps.append(min(2 * steps[-1], round_up(limit, steps[-1])))
+    most, steps = min(limit, rule.max_rows), [min(limit, rule.min_rows)]
+    while (last := steps[-1]) < limit:
+        steps.append(min(2 * last, most if last < most else round_up(limit, last)))
     return tuple(steps)
 
 

@@ -88,14 +88,6 @@ def on_pages(tables: Tensor, tiles: Tensor, counts: Tensor) -> list[Tensor]:
     return [tables, tiles, counts, counts, counts, counts]
 
 
-def tiles_of(num: int, size: int, tile: int, device: torch.device) -> Tensor:
-    """Return the tiles of `size` tokens of each of `num` sessions."""
-    within = torch.arange(0, size, tile, device=device)
-    session = torch.arange(num, device=device)[:, None].expand(num, len(within))
-    count = (size - within).clamp(max=tile).expand_as(session)
-    return torch.stack([session * size + within, count, session], 2).flatten(0, 1)
-
-
 def _attended(query: Tensor, pairs: Tensor, is_seen: Tensor, scale: float) -> Tensor:
     """Return grouped attention [M, heads * d] of queries [M, heads, d] to the keys and values
     [2 * kv_heads, C, d] that each sees, `is_seen` [M, C].

@@ -27,8 +27,8 @@ from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
-from slipstream.models.torch.packing import pack
-from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of, unpack
+from slipstream.models.torch.packing import pack, tiles_of
+from slipstream.models.torch.paged import attend, num_places, on_pages, unpack
 from support.commands import ROOT
 from support.cuda.operators import draw, edit, multiply, read_chain, truncate
 from support.models import tiny
@@ -171,7 +171,8 @@ def test_keys_and_states_of_another_model_are_read_where_they_are(dtype, has_nor
     counts = torch.tensor([300, 7, 0, 130, 200, 129, 0, 0, 0])
     query, turns = noise(9, 6, 48, seed=1, dtype=dtype), noise(2, 9, 32, seed=2, dtype=dtype)
     norms = [noise(48, seed=3, dtype=dtype)] if has_norm else []
-    given = [own.to(DEVICE) for own in (others, tables, tiles_of(3, 3, 2, counts.device), counts)]
+    tiles = torch.from_numpy(tiles_of([3, 3, 3], 2))
+    given = [own.to(DEVICE) for own in (others, tables, tiles, counts)]
     tokens = on_pages(*given[1:])
     asked = (query, given[0], [*turns, *norms], 1e-5, tokens, 2)
     with np.errstate(all="ignore"):
