@@ -74,13 +74,11 @@ def _begun(
         address, num_slots = tl.load(layer + 2 * session), tl.load(layer + 2 * session + 1)
         buffer = tl.multiple_of(address.to(tl.pointer_type(query.dtype.element_ty)), 16)
         given = (cos, sin, norm, eps, place, row, is_used, size, turned)
-        q = turned_heads(query, *given, WIDTH, NORMS).to(
-            tl.float32 if WIDE else query.dtype.element_ty
-        )
+        q = turned_heads(query, *given, WIDTH, NORMS)
     else:
         buffer = layer
-        q = _rows(query, place, is_used, size, WIDTH, WIDE)
-    return q, buffer, num_slots
+        q = _rows(query, place, is_used, size, WIDTH, False)
+    return q.to(tl.float32) if WIDE else q, buffer, num_slots
 
 
 @triton.jit

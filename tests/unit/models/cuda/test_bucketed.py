@@ -209,11 +209,11 @@ def test_more_edits_than_there_is_room_for_are_applied_in_parts():
 
 
 def test_memory_of_captures_is_accounted():
-    model, plain = few_rows(shaped()), tiny.causal()
+    model = few_rows(shaped())
     model.decoder.prepare(model.pool(2))
     entries = model.decoder.replay._entries.values()
     used = sum(out.nbytes for entry in entries for out in entry.outputs)
-    assert model.workspace_bytes(16) - plain.workspace_bytes(16) > used
+    assert model.workspace_bytes(0) > used
 
 
 def test_captured_forwards_in_bfloat16_compute_what_the_host_does():

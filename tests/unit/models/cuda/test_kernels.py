@@ -269,7 +269,7 @@ NAMES = {
     draw_kernels: "find_tops find_bests find_tokens mask_out edit find_scores leave_out".split(),
     chain_kernels: ("read_parts", "read_row"),
 }
-INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths", "nums")
+INDICES, PLACES = ("keys", "tokens", "tiles", "nums"), "tables counts seen starts paths".split()
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
 SIZES |= {"ADDS": 8, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "NUM": 8, "SIZE": 256}
 SIZES |= {"LEAST": 1e-12, "LARGEST": 448.0, "FIRST": 2}
@@ -278,6 +278,7 @@ NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype, others in (("bf16", False), ("fp32", True), ("bf16", True)):
     sizes = {**SIZES, "WIDE": dtype == "fp32", "OTHERS": others}
     NUMBERS["layer"] = "*i64" if others else "*" + dtype
+    NUMBERS |= dict.fromkeys(PLACES, "*i64" if others else "*i32")  # chains have wide ones
     for module, name in ((module, name) for module, names in NAMES.items() for name in names):
         if others and dtype == "bf16" and name != "attend_spans":
             continue

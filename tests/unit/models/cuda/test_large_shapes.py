@@ -96,7 +96,7 @@ PLAIN = SamplingParams(temperature=1.0, seed=3)
         (partial(eagle, is_scaled=True), "llama-3-8b", PLAIN, 25, 35),  # products are two kernels
     ],
 )
-def test_rounds_of_a_draft_run_on_the_device_alone(make, name, sampling, step, first):
+def test_rounds_of_a_draft_run_on_the_device_alone(gpu, make, name, sampling, step, first):
     hf = large(name)
     scorer = make(hf, name)
     decision = DecisionNetwork(scorer.hidden_size).model()
@@ -110,8 +110,10 @@ def test_rounds_of_a_draft_run_on_the_device_alone(make, name, sampling, step, f
     options = SpeculationOptions(mode=Mode.FORCED, **chain)
     asked = {"sampling": sampling, "options": options, "max_tokens": 4}
     asked["has_decision_model"] = True
+    gpu.num_waits = 0
     out = speculate(target, engine, "glide", tiny.tokens(40), **asked)
     assert len(out.tokens) == 4
     assert out.num_drafted > 0
+    assert gpu.num_waits == 2 * len(out.rounds)  # for a chain, and for the target's tokens
     (entry,) = chains.replay._entries.values()  # no later steps: all that the host reads is ones
     assert entry.replay.__self__.num_kernels <= first + step * STEPS
