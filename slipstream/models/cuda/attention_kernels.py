@@ -66,8 +66,8 @@ def _begun(
     of_query, layer, num_slots, session, size,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, OTHERS: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
-    """Query heads [n, WIDTH], the buffer that they see, and its slots: a session's by its place in
-    `others`, else the layer's."""
+    """Query heads [n, WIDTH], and the keys and values of their head in the buffer that they see: a
+    session's by its place in `others`, else the layer's."""
     query, rotary, place, row, is_used = of_query
     if OTHERS:
         cos, sin, norm, eps, turned = rotary
@@ -78,7 +78,9 @@ def _begun(
     else:
         buffer = layer
         q = _rows(query, place, is_used, size, WIDTH, False)
-    return q.to(tl.float32) if WIDE else q, buffer, num_slots
+    keys = buffer + tl.program_id(1).to(tl.int64) * num_slots * size
+    values = keys + tl.num_programs(1).to(tl.int64) * num_slots * size
+    return q.to(tl.float32) if WIDE else q, keys, values
 
 
 @triton.jit
@@ -98,10 +100,7 @@ def _attend_spans(
     is_used, out = low < high, (row * num_heads + head) * GROUP + tl.arange(0, PLACES) % GROUP
     begin, end = tl.min(tl.where(is_used, low, 1 << 30), 0), tl.max(tl.where(is_used, high, 0), 0)
     of_query = (query, (cos, sin, norm, eps, turned), out, row, is_used)
-    of_keys = (layer, num_slots, session, size)
-    q, buffer, num_slots = _begun(of_query, *of_keys, WIDTH, WIDE, OTHERS, NORMS)
-    keys = buffer + head.to(tl.int64) * num_slots * size
-    values = keys + num_heads.to(tl.int64) * num_slots * size
+    q, keys, values = _begun(of_query, layer, num_slots, session, size, WIDTH, WIDE, OTHERS, NORMS)
     peak, total = tl.full([PLACES], float("-inf"), tl.float32), tl.zeros([PLACES], tl.float32)
     summed = tl.zeros([PLACES, WIDTH], tl.float32)
     for start in range(begin, end, _BLOCK):
