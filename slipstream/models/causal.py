@@ -1,6 +1,6 @@
 """A causal language model over our own cache: many sessions, trees of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +83,7 @@ class CausalModel:
         hidden, _ = self.decoder.forward(parts[0].cache.pool, batch)
         return hidden, batch.slots_by_part()
 
-    def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> DrawnTokens:
+    def draw(self, parts: Sequence[Part], draws: Iterable[Draw]) -> DrawnTokens:
         """Return what `forward` does, with tokens drawn on the device; one transfer brings them.
         For a model that `draws_on_device`."""
         batch = self._laid_out(parts)

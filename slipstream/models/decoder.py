@@ -1,6 +1,6 @@
 """The interface of whatever computes a model's forward: native code, torch or CUDA graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -54,9 +54,10 @@ class Decoder(Protocol):
         """Return memory for caches; forwards over one that `lasts` may be captured."""
 
     def forward(
-        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+        self, pool: KvPool, batch: Batch, draws: Iterable[Draw] = ()
     ) -> tuple[Any, list[int]]:
-        """Return final hidden states [n, d] in the order of inputs, and the tokens drawn.
+        """Return final hidden states [n, d] in the order of inputs, and the tokens drawn; a device
+        computes while `draws` are made.
 
         Keys and values are written to the batch's slots. States are an array of native code or a
         tensor of torch's, which the next forward with draws may overwrite.

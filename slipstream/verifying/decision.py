@@ -4,10 +4,10 @@ Requests that `core.verify.draws` allows draw their tokens where the logits are;
 their logits. The rows of a request that is decided are its last pending token and its nodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
-from itertools import accumulate, chain, islice
+from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -50,10 +50,19 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
         hidden, slots = model.forward(parts)
         _add_prompt_logprobs(model, hidden, batch)
         return slots, _by_logits(model, hidden, decided)
-    draws = _Draws(decided)
-    drawn = model.draw(parts, draws)
+    by_request: list[list[Draw]] = []
+
+    def draws() -> Iterator[Draw]:
+        """Yield the draws of all, made while the device computes. A request has none where logits
+        decide, or where its grammar can't be followed to each node: what a walk does not reach is
+        no error."""
+        for request, end in decided:
+            by_request.append(_draws(request, end))
+            yield from by_request[-1]
+
+    drawn = model.draw(parts, draws())
     _add_prompt_logprobs(model, drawn.hidden, batch)
-    both = list(zip(decided, draws.by_request, strict=True))
+    both = list(zip(decided, by_request, strict=True))
     by_logits = iter(_by_logits(model, drawn.hidden, [one for one, own in both if not own]))
     tokens = iter(drawn.tokens)
     decisions = [
@@ -63,29 +72,6 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
         for (request, _), own in both
     ]
     return drawn.places, decisions
-
-
-class _Draws(Sequence[Draw]):
-    """Draws of requests, made when they are first read: the device computes meanwhile."""
-
-    def __init__(self, decided: Sequence[tuple[TargetRequest, int]]) -> None:
-        self._decided = decided
-
-    @cached_property
-    def by_request(self) -> list[list[Draw]]:
-        """Draws of each request; none where logits decide, or where its grammar can't be followed
-        to each node: what a walk does not reach is no error."""
-        return [_draws(request, end) for request, end in self._decided]
-
-    @cached_property
-    def _all(self) -> list[Draw]:
-        return list(chain.from_iterable(self.by_request))
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._all[index]
 
 
 def _add_prompt_logprobs(model: CausalModel, hidden: Any, batch: Batch) -> None:

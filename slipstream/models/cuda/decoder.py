@@ -5,7 +5,7 @@ positions, attention over the pool's pages, the head, and the draw of tokens whe
 temperature give the distribution.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from weakref import WeakSet
 
 import torch
@@ -75,7 +75,7 @@ class CudaDecoder(TorchDecoder):
         return self.buckets.rows[-1] * (row_bytes + attended) + kept
 
     def pack(
-        self, batch: Batch, draws: Sequence[Draw]
+        self, batch: Batch, draws: Iterable[Draw]
     ) -> tuple[PackedForward, Iterable[PackedDraws]]:
         return pack(batch, self._tile, self.buckets.shape), self._packed(draws)
 
@@ -109,8 +109,8 @@ class CudaDecoder(TorchDecoder):
             for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_k=1)):
                 self.forward(pool, batch, [Draw(row, sampling, (0, 0)) for row in range(rows)])
 
-    def _packed(self, draws: Sequence[Draw]) -> Iterator[PackedDraws]:
-        if not draws:
+    def _packed(self, made: Iterable[Draw]) -> Iterator[PackedDraws]:
+        if not (draws := [*made]):
             return
         are_plain = all(is_plain(draw) for draw in draws)
         most = self.buckets.rows[-1] if are_plain else self._tables.num_fitting(draws)

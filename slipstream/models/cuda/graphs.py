@@ -65,8 +65,7 @@ class Replay:
             body(*static)
         here.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        mode = "thread_local"
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
+        with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
             outputs = body(*static)
         return _Capture(static, outputs, graph.replay, body)
 

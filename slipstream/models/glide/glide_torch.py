@@ -6,7 +6,7 @@ They compute what `glide.GlideLayer` does, over keys and values in a pool, by th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -142,10 +142,10 @@ class TorchDraft:
         keys = [[self.readable(own) for own in step.state.target_kv] for step in steps]
         ends = accumulate(len(step.tokens) for step in steps)
         nums = [step.num_kept for step in steps]
-        kept = [range(end - num, end) for end, num in zip(ends, nums, strict=True)]
+        kept = [row for end, num in zip(ends, nums, strict=True) for row in range(end - num, end)]
         tokens, whole = self._laid_out(steps, [len(step.tokens) for step in steps], keys)
-        _, last = self._laid_out(steps, nums, keys) if any(nums) else (None, whole)
-        rows = torch.tensor([*chain.from_iterable(kept)], device=tokens.ids.device).long()
+        last = self._laid_out(steps, nums, keys)[1] if kept else whole
+        rows = torch.tensor(kept, dtype=torch.long, device=tokens.ids.device)
         features: list[Any] = [step.features for step in steps]
         if features[0] is not None:
             tokens = replace(tokens, features=torch.cat(features))

@@ -199,7 +199,7 @@ class NativeDecoder(Decoder):
         return KvPool(self._layout, num_pages, scratch_rows=scratch_rows)
 
     def forward(
-        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+        self, pool: KvPool, batch: Batch, draws: Iterable[Draw] = ()
     ) -> tuple[Array, list[int]]:
         """See `Decoder.forward`; states are float32. Tokens are drawn by their logits."""
         return self._model.forward(pool, batch, num_kept=len(batch)), []

@@ -4,7 +4,7 @@ Weights, configuration and modelling code are transformers' own; the cache and t
 it are ours. Any processor, any architecture whose attention transformers lets others compute.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -90,13 +90,13 @@ class TorchDecoder(Decoder):
         return KvPool(self._layout, num_pages, scratch_rows=scratch_rows, buffers=buffers)
 
     def forward(
-        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+        self, pool: KvPool, batch: Batch, draws: Iterable[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`."""
         return self.compute(pool, *self.pack(batch, draws))
 
     def pack(
-        self, batch: Batch, draws: Sequence[Draw]
+        self, batch: Batch, draws: Iterable[Draw]
     ) -> tuple[PackedForward, Iterable[PackedDraws]]:
         """Return what `compute` takes. Tokens are drawn by their logits."""
         return pack(batch, self._tile), ()

@@ -6,7 +6,7 @@ pages, so that the same code makes the same forward there, captured as a graph w
 and sums where the device can. How steps travel is the caller's business.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
@@ -62,7 +62,7 @@ class SplitDecoder:
         self._own, self._ranks, self._workers = own, ranks, workers
         self.engine, self.numerics, self.rule = own.engine, own.numerics, own.rule
         self.weight_bytes, self.contenders = own.weight_bytes, own.contenders
-        self.draws_on_device = own.draws_on_device
+        self.draws_on_device, self.workspace_bytes = own.draws_on_device, own.workspace_bytes
         self._num_pools = 0
         self._numbers: WeakKeyDictionary[KvPool, int] = WeakKeyDictionary()
         self._closed: list[int] = []
@@ -80,7 +80,7 @@ class SplitDecoder:
         return pool
 
     def forward(
-        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+        self, pool: KvPool, batch: Batch, draws: Iterable[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`."""
         packed, each = self._own.pack(batch, draws)
@@ -100,9 +100,6 @@ class SplitDecoder:
     def prepare(self, pool: KvPool) -> None:
         step = WorkerStep(TensorParallelWorker.prepare, (self._numbers[pool],))
         self.together(step, lambda: self._own.prepare(pool))
-
-    def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
-        return self._own.workspace_bytes(row_bytes, output_bytes)
 
     def together(self, step: WorkerStep, work: Callable[[], T]) -> T:
         """Return what `work` gives while the others compute the step.

@@ -205,7 +205,7 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
         gpu.thread.stream, gpu.thread.unjoined = None, chosen
 
     @contextmanager
-    def graph(into: Graph, _pool: object, of: Stream | None = None, **_: object) -> Iterator[None]:
+    def graph(into: Graph, _pool: object, of: Stream | None = None, *_: object) -> Iterator[None]:
         if of is None:
             raise GpuError("a capture without a stream is of the device that is current")
         gpu.thread.capture = into

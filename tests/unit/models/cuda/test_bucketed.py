@@ -32,8 +32,8 @@ def tree_of(size, seed):
     return tiny.tree(random.Random(seed), size)
 
 
-def shaped(family="llama"):
-    return causal_model(tiny.hf_model(family).to("cuda"), hidden_layers=(1, 3))
+def shaped(family="llama", dtype=torch.float32):
+    return causal_model(tiny.hf_model(family, dtype=dtype).to("cuda"), hidden_layers=(1, 3))
 
 
 def parts_on_scattered_pages(model, trees, pending=2):
@@ -61,17 +61,25 @@ def leaves_of(size, seed):
 
 
 @pytest.mark.parametrize(
-    ("family", "make"), [("llama", chain_of), ("qwen3", leaves_of), ("phi3", tree_of)]
+    ("family", "make", "dtype", "limit"),
+    [
+        ("llama", chain_of, torch.float32, 1e-5),
+        ("qwen3", leaves_of, torch.float32, 1e-5),
+        ("phi3", tree_of, torch.float32, 1e-5),
+        ("llama", tree_of, torch.bfloat16, 0.05),
+    ],
 )
-def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
+def test_many_sessions_on_scattered_pages_have_the_same_states(family, make, dtype, limit):
     trees = [make(3 + 4 * seed, seed) for seed in range(len(LENGTHS))]
-    plain, model = tiny.causal(family), shaped(family)
+    plain, model = tiny.causal(family, dtype=dtype), shaped(family, dtype)
     expected, places = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)
     assert any(part.cache.base(part.end) is None for part in parts)
-    hidden, own_places = model.forward(parts)
-    assert own_places == places
-    np.testing.assert_allclose(hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
+    for _ in range(2):
+        hidden, own_places = model.forward(parts)
+        assert own_places == places
+        error = np.linalg.norm(hidden.cpu().float() - expected)
+        assert error < limit * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(
@@ -214,18 +222,6 @@ def test_memory_of_captures_is_accounted():
     entries = model.decoder.replay._entries.values()
     used = sum(out.nbytes for entry in entries for out in entry.outputs)
     assert model.workspace_bytes(0) > used
-
-
-def test_captured_forwards_in_bfloat16_compute_what_the_host_does():
-    trees = [tree_of(9, seed) for seed in range(len(LENGTHS))]
-    plain = causal_model(tiny.hf_model(dtype=torch.bfloat16))
-    model = causal_model(tiny.hf_model(dtype=torch.bfloat16).cuda())
-    expected = torch.tensor(plain.forward(parts_on_scattered_pages(plain, trees))[0])
-    parts = parts_on_scattered_pages(model, trees)
-    for _ in range(2):
-        hidden, _ = model.forward(parts)
-        error = (hidden.cpu().float() - expected.float()).norm() / expected.float().norm()
-        assert error < 0.05
 
 
 @given(st.integers(1, 2048), st.sampled_from([(1, 1 << 30), (2, 32), (16, 16), (5, 24), (4, 128)]))
