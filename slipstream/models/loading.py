@@ -100,8 +100,8 @@ def causal_model(
             own = torch_decoder(model, sizes, numerics=numerics, split=split)
             found = CausalModel(own, sizes)
     known_states.check(found.sample, sizes)
-    if split is not None:
-        from slipstream.models.torch.choice import driven
+    if split is not None and split.workers is not None:
+        from slipstream.models.torch.tensor_parallel import SplitDecoder
 
-        found.decoder = driven(found.decoder, split)
+        found.decoder = SplitDecoder(found.decoder, split.ranks, split.workers)
     return found

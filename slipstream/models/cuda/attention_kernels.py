@@ -147,7 +147,7 @@ def _add_spans(
 @attend.register_kernel("cuda")
 def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
     """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
-    return _attended(query, layer, tokens, len(layer) // 2, (query, query, query, 0.0, scale))
+    return _attended(query, layer, tokens, len(layer) // 2, (query, query, None, 0.0, scale))
 
 
 @attend_others.register_kernel("cuda")
@@ -161,18 +161,13 @@ def attend_other_spans(
 ) -> Tensor:
     """See `attend_others`."""
     cos, sin, *norms = turns
-    given = (cos.contiguous(), sin.contiguous(), *(norms or [cos]), eps, query.shape[2] ** -0.5)
-    return _attended(query, others, tokens, num_keys, given, has_norm=bool(norms))
+    turned, scale = (cos.contiguous(), sin.contiguous()), query.shape[2] ** -0.5
+    given = (*turned, norms[0] if norms else None, eps, scale)
+    return _attended(query, others, tokens, num_keys, given)
 
 
 def _attended(
-    query: Tensor,
-    layer: Tensor,
-    tokens: list[Tensor],
-    num_keys: int,
-    turns: tuple[Any, ...],
-    *,
-    has_norm: bool = False,
+    query: Tensor, layer: Tensor, tokens: list[Tensor], num_keys: int, turns: tuple[Any, ...]
 ) -> Tensor:
     """Launch both kernels; `layer` are buffers of others where it has two dimensions."""
     (num_rows, num_heads, size), (cos, sin, norm, eps, scale) = query.shape, turns
@@ -185,10 +180,10 @@ def _attended(
     width, has_others = max(triton.next_power_of_2(size), 16), layer.dim() == 2
     launch(
         _attend_spans, (len(tiles), num_keys, SPANS),
-        query, layer, *given, cos, sin, norm, sums, peaks, totals,
+        query, layer, *given, cos, sin, cos if norm is None else norm, sums, peaks, totals,
         scale, eps, tables.shape[1], layer.shape[1], size, cos.shape[1],
         GROUP=group, WIDTH=width, PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
-        OTHERS=has_others, NORMS=has_norm,
+        OTHERS=has_others, NORMS=norm is not None,
     )  # fmt: skip
     own = (sums, peaks, totals, counts, out, size)
     launch(_add_spans, (num_rows * num_heads,), *own, HEADS=num_heads, WIDTH=width, SPANS=SPANS)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws, parts_of
-from slipstream.models.cuda.graphs import Replay, send
+from slipstream.models.cuda.graphs import Replay, sent
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
@@ -93,7 +93,7 @@ class CudaDecoder(TorchDecoder):
         if packed.is_bucket and pool in self._pools:
             (out,) = self.replay.run((id(pool), shape), body, (values,))
         else:
-            (out,) = body(values.to(self._layout.device))
+            (out,) = body(sent(values, self._layout.device))
         hidden = out[: packed.num_rows]
         tokens = [token for some in draws for token in self._drawn(hidden, some)]
         return (hidden, tokens) if tokens else (hidden.clone(), [])
@@ -124,8 +124,7 @@ class CudaDecoder(TorchDecoder):
 
     def _drawn(self, hidden: Tensor, packed: PackedDraws) -> list[int]:
         """Return the tokens behind some of the states [n, d]."""
-        values = torch.empty(len(packed.values), dtype=torch.int32, device=hidden.device)
-        send(torch.from_numpy(packed.values), values)
+        values = sent(torch.from_numpy(packed.values), hidden.device)
         tables = None if packed.are_plain else self._tables
         if tables:
             tables.send(packed.draws)

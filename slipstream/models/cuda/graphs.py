@@ -56,9 +56,7 @@ class Replay:
 
     def _capture(self, body: Body, inputs: Sequence[Tensor]) -> _Capture:
         """Warm up beside the current stream, then record."""
-        static = tuple(torch.empty_like(given, device=self._device) for given in inputs)
-        for into, given in zip(static, inputs, strict=True):
-            send(given, into)
+        static = tuple(sent(given, self._device) for given in inputs)
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -82,6 +80,13 @@ def release_graphs() -> None:
     """Forget every body of this process, and what was captured of it."""
     for replay in _replays:
         replay._entries.clear()
+
+
+def sent(source: Tensor, device: torch.device | str) -> Tensor:
+    """Return a copy of values on a device, as `send` makes it."""
+    found = torch.empty_like(source, device=device)
+    send(source, found)
+    return found
 
 
 def send(source: Tensor, into: Tensor) -> None:

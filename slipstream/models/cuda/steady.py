@@ -95,22 +95,20 @@ def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
     rolled = torch.cat([part.roll(1, 0) for part in reference.split(_FALLBACK)])
     if not torch.equal(turned, rolled):
         return RowRule(1, 1)
+
+    def agrees_at(rows: int) -> bool:
+        starts = range(0, len(example) - rows + 1, max(rows, 32))
+        pieces = [slice(start, start + rows) for start in starts]
+        return all(torch.equal(product(example[piece]), reference[piece]) for piece in pieces)
+
     probed = [rows for rows in _PROBED if rows <= len(example)]
-    agrees = [_agrees(product, example, reference, rows) for rows in probed]
+    agrees = [*map(agrees_at, probed)]
     low = high = probed.index(_FALLBACK)
     while low > 0 and agrees[low - 1]:
         low -= 1
     while high + 1 < len(probed) and agrees[high + 1]:
         high += 1
     return RowRule(_FALLBACK, _FALLBACK) if low > 1 else RowRule(probed[low], probed[high])
-
-
-def _agrees(
-    product: Callable[[Tensor], Tensor], example: Tensor, reference: Tensor, rows: int
-) -> bool:
-    starts = range(0, len(example) - rows + 1, max(rows, 32))
-    pieces = [slice(start, start + rows) for start in starts]
-    return all(torch.equal(product(example[piece]), reference[piece]) for piece in pieces)
 
 
 def cancelling(weight: Tensor, num_rows: int = _PROBED[-1]) -> tuple[Tensor, Tensor]:

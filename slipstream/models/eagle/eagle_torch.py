@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.models.cuda.graphs import sent
 from slipstream.models.cuda.layers import Stream, added, read_states
 from slipstream.models.eagle.eagle import EagleModel
 from slipstream.models.eagle.eagle_weights import EMBEDDING, EagleWeights
@@ -53,7 +54,7 @@ class TorchEagle(TorchDraft):
         if not states:
             return self.embeddings.new_zeros(1, self.num_features)
         buffers = [as_tensor(own) for own in states]
-        places = torch.tensor(slots, device=buffers[0].device)
+        places = sent(torch.tensor(slots), buffers[0].device)
         rows = [own.index_select(1, places).transpose(0, 1).flatten(1) for own in buffers]
         return self._fuse(torch.cat(rows, 1).to(self.embeddings))
 

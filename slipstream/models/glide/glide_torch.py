@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.models.cuda.graphs import sent
 from slipstream.models.cuda.layers import (
     JoinedLayer,
     Stream,
@@ -145,7 +146,7 @@ class TorchDraft:
         kept = [row for end, num in zip(ends, nums, strict=True) for row in range(end - num, end)]
         tokens, whole = self._laid_out(steps, [len(step.tokens) for step in steps], keys)
         last = self._laid_out(steps, nums, keys)[1] if kept else whole
-        rows = torch.tensor(kept, dtype=torch.long, device=tokens.ids.device)
+        rows = sent(torch.tensor(kept, dtype=torch.long), tokens.ids.device)
         features: list[Any] = [step.features for step in steps]
         if features[0] is not None:
             tokens = replace(tokens, features=torch.cat(features))
@@ -172,11 +173,11 @@ class TorchDraft:
                 pages.append(pages_read(step.state.num_read, step.state.target_pages))
                 places.append([place_of(buffer) for buffer in own] or [(0, 0)] * num_layers)
         packed, device = pack(batch, self.tile), self.embeddings.device
-        ids, tokens = unpack(torch.from_numpy(packed.values).to(device), packed.shape)
+        ids, tokens = unpack(sent(torch.from_numpy(packed.values), device), packed.shape)
         most = max(map(len, pages))
-        tables = torch.tensor([own + [0] * (most - len(own)) for own in pages], device=device)
-        seen = on_pages(tables, tokens.attended[1], torch.tensor(read, device=device))
-        others = torch.tensor(places, device=device).view(len(pages), num_layers, 2)
+        tables = sent(torch.tensor([own + [0] * (most - len(own)) for own in pages]), device)
+        seen = on_pages(tables, tokens.attended[1], sent(torch.tensor(read), device))
+        others = sent(torch.tensor(places), device).view(len(pages), num_layers, 2)
         rope = Rope(*(own[tokens.positions] for own in self._rope))
         attended = Attended(tokens.attended, seen, list(others.transpose(0, 1)))
         return DraftTokens(ids, rope, tokens.slots), attended

@@ -3,7 +3,7 @@
 import math
 import mmap
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -161,9 +161,10 @@ class Buffers:
         """Fill slots with zeros."""
         buffer[:, slots] = 0
 
-    def copy(self, buffer: Any, source: Sequence[int], into: Sequence[int]) -> None:
-        """Copy slots; all are read before any is written."""
-        buffer[:, into] = buffer[:, source]
+    def copy(self, buffers: Iterable[Any], source: Sequence[int], into: Sequence[int]) -> None:
+        """Copy slots of each buffer; all are read before any is written."""
+        for buffer in buffers:
+            buffer[:, into] = buffer[:, source]
 
     def read(self, buffer: Any, slots: Array) -> Any:
         """Return a copy of slots, where the buffer is."""
@@ -292,8 +293,7 @@ class KvPool:
         """Copy slots; all are read before any is written."""
         if self.peers is not None:
             self.peers.copy(source, into)
-        for buffer in self._layers.values():
-            self.buffers.copy(buffer, source, into)
+        self.buffers.copy(self._layers.values(), source, into)
 
     def _clear(self, slots: slice) -> None:
         for buffer in self._layers.values():

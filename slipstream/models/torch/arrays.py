@@ -1,7 +1,7 @@
 """Torch beside numpy and native code: arrays over the same memory, dtypes, threads, KV buffers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import c_char
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import set_default_variables
+from slipstream.models.cuda.graphs import sent
 from slipstream.models.dtypes import DTYPES, Array
 from slipstream.models.kv.pool import Buffers
 from slipstream.models.threads import num_threads, place
@@ -89,9 +90,10 @@ class TorchBuffers(Buffers):
         buffer[:, slots].zero_()
 
     @torch.inference_mode()
-    def copy(self, buffer: Tensor, source: Sequence[int], into: Sequence[int]) -> None:
-        chosen = buffer.index_select(1, torch.tensor(source, device=self._device))
-        buffer.index_copy_(1, torch.tensor(into, device=self._device), chosen)
+    def copy(self, buffers: Iterable[Tensor], source: Sequence[int], into: Sequence[int]) -> None:
+        slots = sent(torch.tensor([source, into]), self._device)
+        for buffer in buffers:
+            buffer.index_copy_(1, slots[1], buffer.index_select(1, slots[0]))
 
     def read(self, buffer: Tensor, slots: Array) -> Tensor:
         return buffer.index_select(1, torch.from_numpy(slots).to(self._device))

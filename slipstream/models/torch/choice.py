@@ -13,7 +13,7 @@ from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.torch.decoder import TorchDecoder
 from slipstream.models.torch.ranks import ALONE
 from slipstream.models.torch.shards import localise, own_bytes
-from slipstream.models.torch.tensor_parallel import SplitDecoder, TensorParallelGroup
+from slipstream.models.torch.tensor_parallel import TensorParallelGroup
 
 
 def torch_decoder(
@@ -24,7 +24,7 @@ def torch_decoder(
     split: TensorParallelGroup | None = None,
 ) -> Decoder:
     """Return the decoder of a model, or of this rank's part of one that is `split`, which every
-    rank computes with then; see `driven`.
+    rank computes with then.
 
     Raises `InvalidRequest` for invariant numerics on a CPU, and `ModelError` for a device that has
     none.
@@ -59,8 +59,3 @@ def load_kernels(device: str) -> None:
             from slipstream.models.cuda import attention_kernels, chain_kernels  # noqa: F401
         except ImportError:
             raise ModelError(f"{device} needs Triton: install slipstream[cuda]") from None
-
-
-def driven(own: Decoder, split: TensorParallelGroup) -> Decoder:
-    """Return the decoder of all ranks, by rank 0's own; on another rank it is that."""
-    return own if split.workers is None else SplitDecoder(own, split.ranks, split.workers)

@@ -109,8 +109,7 @@ class TorchDecoder(Decoder):
 
         All ranks of a model call it with the same shape and draws, rank 0 alone with the values.
         """
-        values = torch.from_numpy(packed.values).to(self._layout.device)
-        return self.run(pool, packed.shape, values), []
+        return self.run(pool, packed.shape, torch.from_numpy(packed.values)), []
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

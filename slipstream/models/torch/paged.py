@@ -51,7 +51,7 @@ def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> 
     `tokens` are integers: `tables` [S, P] of sessions' pages; `tiles` [T, 3], the first token,
     number and session of neighbours; of each token [R] the number of its columns (`counts`), how
     many of them are on pages (`seen`), and from where (`starts`) `paths` has the others' slots.
-    A CPU's is here, a session's tokens at a time, and a GPU's in `cuda.kernels`.
+    A CPU's is here, a session's tokens at a time, and a GPU's in `cuda.attention_kernels`.
     """
     return attend_by_session(query, lambda session: layer, tokens, scale)
 

@@ -270,23 +270,3 @@ def test_a_chain_without_numbers_is_an_error_of_its_session_alone(place):
     with pytest.raises(ModelError):
         begun.pop(2).result()
     assert_same([one.result() for one in begun], [whole[0], whole[1], whole[3]])
-
-
-@on_device
-def test_a_captured_chain_never_waits_for_the_host():
-    _, scorer, chains = followed()
-    text, state = tiny.tokens(12), scorer.open(60)
-    found = []
-    for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
-        ask = ChainRequest(state, text, None, sampling, Stop(StopPolicy.FIXED, 3), 3, 4)
-        chains.follow([ask])  # reads the text
-        found.append(chains.follow([ask]))  # captures the shape of a text that was read
-        assert chains.follow([ask]) == found[-1]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.inference_mode():
-            for entry in chains.replay._entries.values():
-                entry.replay()
-                entry.body(*entry.inputs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

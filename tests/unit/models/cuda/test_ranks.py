@@ -18,7 +18,7 @@ from slipstream.models.cuda.layers import FusedLayer
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model, sizes_of
 from slipstream.models.torch import tensor_parallel
-from slipstream.models.torch.choice import driven, torch_decoder
+from slipstream.models.torch.choice import torch_decoder
 from slipstream.models.torch.packing import Buckets
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
 from slipstream.models.torch.shards import localise
@@ -51,7 +51,8 @@ def rank_of(folder, rank, workers=None):
     localise(hf, ranks, in_order=True)
     own = torch_decoder(hf.to("cuda"), sizes, numerics="auto", split=group)
     own.buckets = Buckets((1, 4, 16), 4, own.buckets.tile)
-    return own, CausalModel(driven(own, group), sizes), ranks
+    driven = tensor_parallel.SplitDecoder(own, ranks, workers) if workers else own
+    return own, CausalModel(driven, sizes), ranks
 
 
 def other_rank(folder, driver):
