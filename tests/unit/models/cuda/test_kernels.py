@@ -171,8 +171,7 @@ def test_keys_and_states_of_another_model_are_read_where_they_are(dtype, has_nor
     counts = torch.tensor([300, 7, 0, 130, 200, 129, 0, 0, 0])
     query, turns = noise(9, 6, 48, seed=1, dtype=dtype), noise(2, 9, 32, seed=2, dtype=dtype)
     norms = [noise(48, seed=3, dtype=dtype)] if has_norm else []
-    tiles = torch.from_numpy(tiles_of([3, 3, 3], 2))
-    given = [own.to(DEVICE) for own in (others, tables, tiles, counts)]
+    given = [own.to(DEVICE) for own in (others, tables, torch.tensor(tiles_of([3] * 3, 2)), counts)]
     tokens = on_pages(*given[1:])
     asked = (query, given[0], [*turns, *norms], 1e-5, tokens, 2)
     with np.errstate(all="ignore"):
