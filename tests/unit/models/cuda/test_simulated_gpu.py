@@ -5,6 +5,9 @@ import pytest
 import torch
 
 from slipstream.models.cuda.graphs import Replay
+from slipstream.models.dtypes import FLOAT32
+from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.torch.arrays import TorchBuffers
 from support.cuda.gpu import GpuError, simulated_gpu
 
 CUDA = torch.device("cuda")
@@ -130,6 +133,15 @@ def test_a_missing_wait_between_streams_is_found(gpu):
         x.add_(1)
     torch.cuda.current_stream(CUDA).wait_stream(side)
     x.add_(1)
+
+
+def test_slots_are_copied_without_a_wait(gpu):
+    pool = KvPool(KvLayout(1, 1, 4, FLOAT32, "cuda"), 1, buffers=TorchBuffers("cuda"))
+    pool.layer(0).copy_(torch.arange(pool.scratch.stop, device=CUDA)[:, None])
+    gpu.num_waits = 0
+    pool.copy([3, 4], [4, 3])  # all are read before any is written
+    assert gpu.num_waits == 0
+    assert pool.layer(0)[0, 2:6, 0].tolist() == [2, 4, 3, 5]
 
 
 def test_waits_for_the_device_are_counted(gpu):
