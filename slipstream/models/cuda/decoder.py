@@ -95,8 +95,8 @@ class CudaDecoder(TorchDecoder):
         else:
             (out,) = body(sent(values, self._layout.device))
         hidden = out[: packed.num_rows]
-        tokens = [token for some in draws for token in self._drawn(hidden, some)]
-        return (hidden, tokens) if tokens else (hidden.clone(), [])
+        tokens = [self._drawn(hidden, some) for some in draws]
+        return (hidden, torch.cat(tokens).tolist()) if tokens else (hidden.clone(), [])
 
     @torch.inference_mode()
     def prepare(self, pool: KvPool) -> None:
@@ -122,8 +122,8 @@ class CudaDecoder(TorchDecoder):
         values = pack_draws(draws, size, are_plain=are_plain)
         yield PackedDraws(values, size, are_plain, tuple(draws))
 
-    def _drawn(self, hidden: Tensor, packed: PackedDraws) -> list[int]:
-        """Return the tokens behind some of the states [n, d]."""
+    def _drawn(self, hidden: Tensor, packed: PackedDraws) -> Tensor:
+        """Return the tokens [n] behind some of the states [R, d]."""
         values = sent(torch.from_numpy(packed.values), hidden.device)
         tables = None if packed.are_plain else self._tables
         if tables:
@@ -134,5 +134,4 @@ class CudaDecoder(TorchDecoder):
 
         key = (packed.size, packed.are_plain)
         (tokens,) = self.replay.run(key, body, (hidden[parts_of(values)[-1][:, 0]], values))
-        found: list[int] = tokens[: len(packed.draws)].tolist()
-        return found
+        return tokens[: len(packed.draws)].clone()

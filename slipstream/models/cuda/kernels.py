@@ -137,7 +137,8 @@ def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[
     width, adds = triton.next_power_of_2(size), len(more) // max(num_rows, 1)
     total, out = torch.empty_like(x), torch.empty_like(x)
     given = (x, more if adds else x, weight, total, out)
-    launch(_add_norm, (num_rows,), *given, eps, size, WIDTH=width, ADDS=adds)
+    num_warps = min(max(width // 512, 4), 16)  # a thread has up to 16 elements of 8,192
+    launch(_add_norm, (num_rows,), *given, eps, size, WIDTH=width, ADDS=adds, num_warps=num_warps)
     return total, out
 
 
