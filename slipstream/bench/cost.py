@@ -205,10 +205,10 @@ def _context(plan: CostPlan, model: CausalModel, text: list[int]) -> list[int]:
 
 
 @contextmanager
-def launches(device: str) -> Iterator[list[float]]:
-    """Yield a list that holds, after the context, the milliseconds of each kernel and copy which a
-    GPU has run in it; none on a CPU."""
-    found: list[float] = []
+def launches(device: str) -> Iterator[dict[str, float]]:
+    """Yield what there is, after the context, of kernels and copies that a GPU has run in it: their
+    number and milliseconds, the copies to the host, and how often this waited; none on a CPU."""
+    found: dict[str, float] = {}
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile, supported_activities
 
@@ -218,8 +218,10 @@ def launches(device: str) -> Iterator[list[float]]:
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         yield found
         wait_for(device)
-    events = (event for event in trace.events() if event.device_type == DeviceType.CUDA)
-    found += [event.time_range.elapsed_us() / 1000 for event in events]
+    own = [event for event in trace.events() if event.device_type == DeviceType.CUDA]
+    found["kernels"], found["copies"] = len(own), sum("DtoH" in event.name for event in own)
+    found["waits"] = sum("Synchronize" in event.name for event in trace.events())
+    found["device_ms"] = sum(event.time_range.elapsed_us() for event in own) / 1000
 
 
 def _floors_ms(model: CausalModel, context: int, counts: Sequence[int]) -> dict[str, float]:

@@ -50,8 +50,9 @@ Send = Callable[[Question, int], Awaitable[Answer]]
 """Function that sends a question, to be answered with at most so many tokens."""
 Answers = list[tuple[int | str, Answer]]
 NUM_REPEATS = 2
-Launches = Callable[[], AbstractContextManager[list[float]]]
-"""Function that collects the milliseconds of kernels: see `cost.launches`."""
+Launches = Callable[[], AbstractContextManager[dict[str, float]]]
+"""Function that collects what a device runs: see `cost.launches`."""
+_OF_DEVICE = ("kernels", "copies", "waits", "device_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +199,9 @@ async def measure_rounds(
 async def _round(
     send: Send, questions: Sequence[Question], most: int, launches: Launches
 ) -> dict[str, float | None]:
-    """Return the milliseconds of a round of as many users as questions, the kernels and copies of
-    a device in it, their time, and the rest, in which the device waits for the host. What a first
-    token takes, and the prompt before it, is left out."""
+    """Return the milliseconds of a round of as many users as questions, what `launches` collects
+    in it, and the rest of the time, in which the device waits for the host. What a first token
+    takes, and the prompt before it, is left out."""
 
     async def answers(count: int) -> list[Answer]:
         return await asyncio.gather(*(send(question, count) for question in questions))
@@ -212,13 +213,9 @@ async def _round(
         await answers(1)
     with launches() as every:
         await answers(most)
-    device_ms = (sum(every) - sum(first)) / rounds if every else None
-    return {
-        "round_ms": round_ms,
-        "kernels": (len(every) - len(first)) / rounds if every else None,
-        "device_ms": device_ms,
-        "host_ms": None if device_ms is None else round_ms - device_ms,
-    }
+    own = {name: (every[name] - first[name]) / rounds for name in every}
+    host_ms = round_ms - own["device_ms"] if own else None
+    return {"round_ms": round_ms, **dict.fromkeys(_OF_DEVICE), **own, "host_ms": host_ms}
 
 
 def rounds_table(figures: Figures, floors_ms: Mapping[str, float]) -> Table:
@@ -229,6 +226,8 @@ def rounds_table(figures: Figures, floors_ms: Mapping[str, float]) -> Table:
         "ms a round": number("round_ms", 2),
         "of floor": lambda of: fixed(of["round_ms"] / of["floor_ms"], 2, "x"),
         "kernels": number("kernels", 0),
+        "to host": number("copies", 1),
+        "waits": number("waits", 1),
         "device ms": number("device_ms", 2),
         "host ms": number("host_ms", 2),
         "identical": lambda of: f"{of['identical']}/{of['outputs']}",
