@@ -50,10 +50,10 @@ def check_stop_strings(stop: Sequence[str]) -> None:
     """Raises `InvalidRequest` for stop strings that are empty, too many or too long."""
     check_fits("stop has", len(stop), "strings", MAX_STOP_STRINGS)
     for string in stop:
-        check_unicode(string, "a stop string")
+        check_unicode(string, "stop")
         size = len(string.encode())
         is_right = 0 < size <= MAX_STOP_BYTES
-        check(is_right, "the size of a stop string", size, f"from 1 to {MAX_STOP_BYTES} bytes")
+        check(is_right, "stop has a text whose size", size, f"from 1 to {MAX_STOP_BYTES} bytes")
 
 
 def check_stop_tokens(tokens: Sequence[int]) -> None:

@@ -1,5 +1,6 @@
 """Bodies of requests: one JSON object each, and models of its parameters, which OpenAPI shows."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -34,17 +35,19 @@ def _strings(value: Any) -> Any:
 
 def _prompts(value: Any) -> Any:
     """Return a list of prompts, each a text or token ids, also of one alone."""
-    prompts = [value] if isinstance(value, str) or _are_ids(value) else value
-    if not isinstance(prompts, list) or not prompts:
-        raise PydanticCustomError("refused", "must be a text, token ids, or a list of these")
+    prompts = [value] if not isinstance(value, list) or _are_ids(value) else value
+    if not value or isinstance(value, int | float | dict):
+        raise PydanticCustomError(
+            "refused", "must be a text, token ids or a list of these, and not empty"
+        )
     for number, prompt in enumerate(prompts):
         if not prompt or not (isinstance(prompt, str) or _are_ids(prompt)):
             raise refused(f"prompt[{number}]", "must be a text or token ids, and not empty")
-    return prompts
+    return [prompt if isinstance(prompt, str) else [*map(_whole, prompt)] for prompt in prompts]
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, list) and bool(value) and all(type(_whole(it)) is int for it in value)
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -225,7 +228,8 @@ def validated(kind: type[R], values: Mapping[str, Any]) -> R:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+    fault = min(faults, key=lambda it: it["type"] != "literal_error")  # its kind comes first
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}" for step in fault["loc"])
     place = "".join(steps).removeprefix(".")  # as Python writes it: messages[0].content
     if fault["type"] == "missing":
@@ -245,9 +249,11 @@ def read_as(kind: type[R], body: bytes) -> R:
     """
     _check_structure(body)
     try:
-        values = from_json(body, allow_inf_nan=False)
+        values = from_json(body.removeprefix(BOM_UTF8), allow_inf_nan=False)
     except ValueError as error:
         reason = str(error).partition(" at line")[0]
+        if "hex escape" in reason:
+            reason = "a text has half of a surrogate pair, which is no character"
         raise HttpError(f"the body is not JSON ({reason})", code="invalid_json") from None
     if not isinstance(values, dict):
         raise HttpError("the body must be a JSON object", code="invalid_json")

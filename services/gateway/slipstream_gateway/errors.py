@@ -93,18 +93,28 @@ def _places_in(body: BaseModel) -> dict[str, str]:
     given, is_response = body.model_fields_set, "input" in body.model_fields_set
     prompt = next((name for name in ("input", "tokens", "prompt") if name in given), "messages")
     schema = "text.format.schema" if is_response else "response_format.json_schema.schema"
+    tools = _tool_places(body)
     if "structured_outputs" in given:
         schema = "structured_outputs.json"
-    elif getattr(body, "tool_choice", "auto") not in ("auto", "none"):
-        schema = "tools"
+    elif (choice := getattr(body, "tool_choice", "auto")) not in ("auto", "none"):
+        named = [] if isinstance(choice, str) else [choice.get("function", choice)["name"]]
+        forced = [place for name, place in tools.items() if name in (named or tools)]
+        schema = forced[0] if len(forced) == 1 else "tools"
     places = {"the prompt": prompt, "a prompt": prompt, "the json-schema": schema}
     places |= {"the regex": "structured_outputs.regex", "continue_final": "continue_final_message"}
+    places |= {"the text": prompt, "the tool-calls": "tools"}
     if is_response:
         places["max_tokens"] = "max_output_tokens"
+    return places | {f"the schema of tool {name}": place for name, place in tools.items()}
+
+
+def _tool_places(body: BaseModel) -> dict[str, str]:
+    """Return the places of the tools' schemas by the tools' names."""
+    places = {}
     for number, tool in enumerate(getattr(body, "tools", ())):
         function = getattr(tool, "function", None)
         name, place = (tool.name, "") if function is None else (function.name, "function.")
-        places[f"the schema of tool {name}"] = f"tools[{number}].{place}parameters"
+        places[name] = f"tools[{number}].{place}parameters"
     return places
 
 
@@ -118,7 +128,8 @@ def _placed(message: str, places: Mapping[str, str]) -> tuple[str, str | None]:
 
 
 # Fields of bodies that are no parameters here, with the values at which they change no answer. Null
-# is as absent, and a field of a body's own model is that model's. docs/compatibility.md lists them.
+# is as absent, and so is what is empty, where a field is not listed; a field of a body's own model
+# is that model's. docs/compatibility.md lists them.
 _FIELDS = json.loads((files("slipstream_gateway") / "fields.json").read_bytes())
 IGNORED: Mapping[str, str] = {
     name: group["why"] for group in _FIELDS["ignored"] for name in group["fields"]
@@ -157,7 +168,7 @@ def _is_without_effect(name: str, value: object) -> bool:
     if name in IGNORED:
         return True
     if name not in NEUTRAL:
-        return False
+        return "." not in name and value in ("", [], {})
     # 1 == True in Python, but not in JSON.
     values = NEUTRAL[name]
     if any((type(value) is bool) == (type(it) is bool) and value == it for it in values):

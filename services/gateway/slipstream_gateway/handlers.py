@@ -88,8 +88,9 @@ def json_response(
 
 
 class Front:
-    """The application as it is served: to pages of the allowed origins, and with HEAD where there
-    is GET. The server leaves out the body."""
+    """The application as it is served: to pages of the allowed origins, with HEAD where there is
+    GET, and at each path also where slashes are doubled or at its end. The server leaves out the
+    body of HEAD."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self._app = app
@@ -104,9 +105,9 @@ class Front:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        path = "/" + "/".join(filter(None, scope["path"].split("/")))
+        await self._app({**scope, "method": method, "path": path}, receive, send)
 
 
 def request_id_of(request: Request) -> str:

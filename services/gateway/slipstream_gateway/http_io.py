@@ -50,6 +50,9 @@ async def read_body(
         raise HttpError(
             f"the content-type must be {JSON}", code="unsupported_media_type", status=415
         )
+    if (coding := headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
+        message = f"a body with the content-encoding {coding[:40]} can't be read; send it as it is"
+        raise HttpError(message, code="unsupported_media_type", status=415)
     length = headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > limit:
         raise _too_large(limit)

@@ -164,7 +164,7 @@ def _message(item: Any, place: str) -> dict[str, Any]:
     if kind == "message":
         if item.get("role") not in ("system", "developer", "user", "assistant"):
             raise refused(f"{place}.role", "must be system, developer, user or assistant")
-        return {"role": item["role"], "content": _text(item, "content", place)}
+        return {**item, "content": _text(item, "content", place)}
     if kind == "reasoning":
         return {"reasoning_content": _thoughts(item)}
     if kind == "function_call_output":

@@ -138,7 +138,9 @@ def _part_text(part: Any, place: str) -> str | None:
     if not isinstance(kind, str) or kind not in _PARTS:
         raise InvalidRequest(f"{place} is no text, but text is all that can be read")
     name = _PARTS[kind]
-    text = None if name is None else part.get(name, "")
+    if name is not None and name not in part:
+        raise InvalidRequest(f"{place}.{name} is needed")
+    text = None if name is None else part[name]
     if not isinstance(text, str | None):
         raise InvalidRequest(f"{place}.{name} must be a text")
     check_unicode(text or "", place)

@@ -33,6 +33,8 @@ _FORMATS = {
     *("uri", "uri-reference", "uri-template", "uuid"),
 }
 """Formats of JSON Schema; any other one only describes, such as pydantic's `path`."""
+_COUNTS = {f"{end}{what}" for end in ("min", "max") for what in ("Items", "Length", "Properties")}
+"""Keywords with a whole number, which may be written as 2.0."""
 _NAMES = {"$anchor", "$dynamicAnchor", "$recursiveAnchor"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 _SHOWN = 80
@@ -46,6 +48,8 @@ def placed_schema(schema: Any, place: str, what: str) -> Any:
     Raises `InvalidRequest` for a reference that leads nowhere in the schema, or that depends on
     where it is read from; `what` names the schema.
     """
+    if not isinstance(schema, dict) and schema is not True:
+        raise InvalidRequest(f"{what} must be an object, or true")
     try:
         return _Document(schema, place, what).rewritten()
     except RecursionError:
@@ -143,7 +147,7 @@ class _Document:
         if id(value) not in self._schemas:
             return {name: self._copy(item) for name, item in value.items()}
         copy = {
-            name: self._copy(item)
+            name: int(item) if name in _COUNTS and _is_whole(item) else self._copy(item)
             for name, item in value.items()
             if name not in _NAMES | {self._id} and not _is_absent(name, value)
         }
@@ -175,6 +179,10 @@ def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
         return is_unknown or value in _NEUTRAL.get(keyword, ())
     is_data = keyword == "default" or (keyword == "const" and (kinds is None or "null" in kinds))
     return not is_data
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def _escaped(name: str) -> str:

@@ -125,7 +125,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 def check_num_tools(num_tools: int) -> None:
     """Raise `InvalidRequest` for more tools than a request may have."""
-    check_fits("the request has", num_tools, "tools", MAX_TOOLS)
+    check_fits("tools has", num_tools, "functions", MAX_TOOLS)
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
@@ -157,6 +157,10 @@ def shallow_json(text: str, what: str) -> Any:
 
 def _containers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, dict | list)]
+
+
+def _strings(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def decoded_json(text: str) -> Any:
@@ -191,8 +195,11 @@ def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str
     for number, tool in enumerate(tools):
         place = f"tool{number}"
         what = f"the schema of tool {tool.name}"
-        schemas[place] = placed_schema(tool.schema, f"#/$defs/{place}", what)
-        call = {"name": {"const": tool.name}, arguments: {"$ref": f"#/$defs/{place}"}}
+        schemas[place] = schema = placed_schema(tool.schema, f"#/$defs/{place}", what)
+        if "object" not in _strings(schema.get("type", "object")):
+            raise InvalidRequest(f"{what} must have the type object")
+        given = {"type": "object", "$ref": f"#/$defs/{place}"}
+        call = {"name": {"const": tool.name}, arguments: given}
         calls.append(
             {
                 "type": "object",

@@ -71,11 +71,9 @@ def judged(schema):
 
 
 def as_arguments(schema):
-    """Which of the values a forced call may have, as the arguments of the second of two tools."""
-    judge = jsonschema.Draft202012Validator(
-        call_schema([Tool("f"), Tool("g", "", json.dumps(schema))]), registry=Registry()
-    )
-    return [judge.is_valid({"name": "g", "arguments": value}) for value in VALUES]
+    """Which of the values a schema allows where it is at the place of a tool's."""
+    placed = placed_schema(schema, "#/$defs/tool1", "the schema of tool g")
+    return judged({"$ref": "#/$defs/tool1", "$defs": {"tool1": placed}})
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -155,13 +153,31 @@ def test_an_older_draft_has_its_own_keyword_for_uris():
 
 
 def test_two_tools_may_have_schemas_of_one_uri():
-    one, other = ({"$id": "http://x/y", "$ref": "#n", "$defs": {"q": at}} for at in (INTEGER, TEXT))
+    one, other = (
+        {"$id": "http://x/y", "properties": {"a": {"$ref": "#n"}}, "$defs": {"q": at}}
+        for at in (INTEGER, TEXT)
+    )
     for schema in (one, other):
         schema["$defs"]["q"] = {**schema["$defs"]["q"], "$anchor": "n"}
     tools = [Tool(name, "", json.dumps(at)) for name, at in (("f", one), ("g", other))]
     judge = jsonschema.Draft202012Validator(call_schema(tools), registry=Registry())
-    calls = [{"name": name, "arguments": value} for name in "fg" for value in (1, "x")]
+    calls = [{"name": name, "arguments": {"a": value}} for name in "fg" for value in (1, "x")]
     assert [judge.is_valid(call) for call in calls] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("schema", [False, [], "x", 1, None])
+def test_what_is_no_schema_is_refused(schema):
+    with pytest.raises(InvalidRequest, match="it must be an object, or true"):
+        placed_schema(schema, "#", "it")
+
+
+def test_counts_may_be_written_with_a_point_and_data_stays_as_it_is():
+    counts = {"minItems": 2.0, "maxLength": 3.0, "maxProperties": 2.5, "const": 2.0}
+    placed = placed_schema(counts | {"properties": {"minItems": {"default": 1.0}}}, "#", "it")
+    assert json.dumps(placed) == json.dumps(
+        {"minItems": 2, "maxLength": 3, "maxProperties": 2.5, "const": 2.0}
+        | {"properties": {"minItems": {"default": 1.0}}}
+    )
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused():

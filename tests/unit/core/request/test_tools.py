@@ -51,7 +51,7 @@ def test_schemas_of_tools_are_objects_of_bounded_size():
 
 def test_tools_are_few_and_have_names_of_their_own():
     most = tools.MAX_TOOLS
-    with pytest.raises(InvalidRequest, match=f"has {most + 1} tools, but at most {most}"):
+    with pytest.raises(InvalidRequest, match=f"tools has {most + 1} functions, but at most {most}"):
         tools.check_tools([Tool(f"f{number}") for number in range(most + 1)])
     with pytest.raises(InvalidRequest, match="tools has two named f"):
         tools.check_tools([F, Tool("f")])
@@ -79,11 +79,19 @@ def test_a_choice_forces_any_tool_one_or_none():
         ({"name": "f", "arguments": {"at": {"x": "1"}}}, False),
         ({"name": "f", "arguments": {"at": {}, "next": {"at": {"x": "2"}}}}, False),
         ({"name": "f", "arguments": {}}, False),
-        ({"name": "h", "arguments": {}}, False),
+        ({"name": "i", "arguments": {}}, False),
         ({"name": "g", "arguments": {}, "more": 1}, False),
+        ({"name": "h", "arguments": {}}, True),
+        ({"name": "h", "arguments": "{}"}, False),
         ({"name": "g"}, False),
     ],
 )
 def test_a_forced_call_follows_the_schema_of_its_tool_with_its_own_references(call, is_valid):
-    judge = jsonschema.Draft202012Validator(tools.call_schema((F, G)))
+    judge = jsonschema.Draft202012Validator(tools.call_schema((F, G, Tool("h", "", "{}"))))
     assert judge.is_valid(call) == is_valid
+
+
+@pytest.mark.parametrize("kind", ["string", ["array", "null"]])
+def test_arguments_that_can_be_no_object_are_refused_where_a_schema_is_followed(kind):
+    with pytest.raises(InvalidRequest, match="the schema of tool f must have the type object"):
+        tools.call_schema([Tool("f", "", json.dumps({"type": kind}))])
