@@ -29,7 +29,7 @@ MAX_RENDERED_CHARS = 16 << 20
 _MAX_REASON_CHARS = 200
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
-_SAMPLE = "lorem"
+_SAMPLE = "7315902"  # which no filter for letters changes
 _AROUND = {"user": (0, 0), "system": (0, 1), "assistant": (1, 1), "tool": (1, 1)}
 """Messages of the user before and after one of a role, in samples."""
 _TOOLS = re.compile(r"\btools\b")

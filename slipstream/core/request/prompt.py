@@ -29,6 +29,8 @@ MAX_FIELDS = 32
 TOKEN_BYTES = 64
 """Bytes of a prompt for each token of the context: all that it has, whatever is shown of it."""
 _READ = ("role", "content", "tool_calls", "function_call")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that clients give an assistant's reasoning; templates read one of the first two."""
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles by which OpenAI's clients mean others."""
 _PARTS = {
@@ -172,7 +174,9 @@ def _fields(item: Message, place: str) -> dict[str, str]:
     check_fits(f"{place} has", len(fields), "fields", MAX_FIELDS)
     for text in (item["role"], *fields, *fields.values()):
         check_unicode(text, place)
-    return fields
+    if (thoughts := next((fields[it] for it in _REASONING if it in fields), None)) is None:
+        return fields
+    return {"thinking": thoughts, **fields, "reasoning_content": thoughts}
 
 
 def _tool_calls(calls: Any, place: str) -> tuple[dict[str, Any], ...]:

@@ -25,12 +25,12 @@ from slipstream.text.template import default_template
 from slipstream.text.tokenizer import TextTokenizer
 
 _MORE_TEMPLATES = "additional_chat_templates"
-_ROLES_FILE = "special_tokens_map.json"
+_ROLES_FILE, _ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 _INDEX = ".safetensors.index.json"
-_READING = 4
+_READING = 5
 """Number of our own way to read tokenizers: what an older one kept is read anew."""
 
 
@@ -58,6 +58,8 @@ def _of_folder(folder: Path) -> TextTokenizer:
     config = _object(folder / TOKENIZER_CONFIG)
     if "added_tokens_decoder" not in config:  # as older files name roles and tokens
         config |= _object(folder / _ROLES_FILE)
+        older = _object(folder / _ADDED_FILE)
+        config["added_tokens_decoder"] = {id: {"content": text} for text, id in older.items()}
     if config.get("split_special_tokens"):
         raise ModelMismatch(
             f"{folder.name} reads special tokens as plain text, which chat templates can't work"
@@ -66,6 +68,8 @@ def _of_folder(folder: Path) -> TextTokenizer:
     roles = {name: _content(config[name]) for name in _ROLES if config.get(name)}
     backend = Tokenizer.from_file(str(folder / TOKENIZER))
     backend.add_tokens(list(_added_tokens(config, roles)))
+    if isinstance(extra := config.get("extra_special_tokens"), dict):  # templates may name them
+        roles |= {name: _content(token) for name, token in extra.items()}
     return TextTokenizer.from_parts(
         backend.to_str().encode(), default_template(_templates(folder, config)), roles
     )

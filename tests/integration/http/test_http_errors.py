@@ -50,6 +50,7 @@ CHATS = [
     ("tools[0].function.name", [{"type": "function", "function": {"colour": 1}}]),
     ("tools[1]", [{"function": FUNCTION}, {"function": {"name": "a b"}}]),
     ("tools", [{"function": FUNCTION}] * 2),
+    ("tools", [{"function": {**FUNCTION, "name": f"f{number}"}} for number in range(129)]),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "allowed_tools", "allowed_tools": {}}),
     ("temperature", 101),
@@ -65,6 +66,7 @@ CHATS = [
     ("stop_token_ids[0]", ["x"]),
     ("stop", 5),
     ("stop", ["a"] * 17),
+    ("stop", "a" * 999),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"5": 101}),
     ("top_logprobs", 3),
@@ -85,14 +87,15 @@ CHATS = [
     ("messages[0].content[0]", [{"role": "user", "content": [{}]}]),
     ("messages[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "file"}]}]),
     ("messages[0].content[0].text", [{"role": "user", "content": [{"text": 3}]}]),
+    ("messages[0].content[0].text", [{"role": "user", "content": [{"type": "text"}]}]),
     ("messages[0].tool_calls", [{"role": "user", "tool_calls": "x"}]),
     ("messages[1].tool_calls[0]", [*HELLO, {**MESSAGE, "tool_calls": [{}]}]),
 ]
 COMPLETIONS = [
     ("add_special_tokens", False),
     ("prompt[1]", ["x", ""]),
-    *(("prompt", prompt) for prompt in ([], {}, [-1], ["a"] * 129)),
-    *(("prompt[0]", prompt) for prompt in ("", [[]], [1, "a"], [1.5])),
+    *(("prompt", prompt) for prompt in ("", [], {}, 5, [-1], ["a"] * 129)),
+    *(("prompt[0]", prompt) for prompt in ([[]], [1, "a"], [1.5])),
     ("structured_outputs.json", {"json": WRONG}),
 ]
 RESPONSES = [
@@ -105,6 +108,7 @@ RESPONSES = [
     ("input[1]", [*HELLO, 5]),
     ("max_output_tokens", -1),
     ("tools[0]", [{**FUNCTION, "name": "a b"}]),
+    ("tools[0].type", [{"type": "web_search"}]),
     ("text.format.schema", {"format": {"type": "json_schema"}}),
     ("text.format.schema", {"format": {"type": "json_schema", "schema": 5}}),
 ]
@@ -169,8 +173,24 @@ def test_a_refusal_names_the_place_of_the_fault(url, body, place, value):
 
 
 def test_a_schema_of_a_tool_that_can_not_be_followed_is_refused_by_its_place(url):
-    answer = post(url, {"messages": HELLO, "tools": TOOLS, "tool_choice": "required"})
-    assert (answer.status_code, error_in(answer)["param"]) == (400, "tools[1].function.parameters")
+    for choice, schema, place in (
+        ("required", TOOLS[1], "tools[1].function.parameters"),
+        (
+            "required",
+            {"function": {"name": "g", "parameters": WRONG}},
+            "tools[1].function.parameters",
+        ),
+        (
+            {"name": "g"},
+            {"function": {"name": "g", "parameters": {"items": 5}}},
+            "tools[1].function.parameters",
+        ),
+        ("required", {"function": {"name": "g", "parameters": {"items": 5}}}, "tools"),
+        ("auto", {"function": {"name": "g", "parameters": {"items": 5}, "strict": True}}, "tools"),
+    ):
+        asked = {"messages": HELLO, "tools": [TOOLS[0], schema], "tool_choice": choice}
+        answer = post(url, asked)
+        assert (answer.status_code, error_in(answer)["param"]) == (400, place)
 
 
 def test_a_request_has_one_name_of_printable_ascii(url):
@@ -190,7 +210,7 @@ def test_a_request_has_one_name_of_printable_ascii(url):
     ("method", "path", "status"),
     [
         ("GET", "/nowhere", 404),
-        ("GET", "/v1/models/", 404),
+        ("GET", "/v1/", 404),
         ("GET", "/docs", 404),
         ("GET", "/v1/chat/completions", 405),
         ("POST", "/health", 405),

@@ -26,17 +26,30 @@ def large_url(router):
 
 @pytest.mark.parametrize(
     ("body", "reason"),
-    [(b"", "is not JSON"), (b"{", "is not JSON"), (b"[]", "an object"), (b'{"n": NaN}', "JSON")],
+    [
+        *((b"", "is not JSON"), (b"{", "is not JSON"), (b"[]", "a JSON object")),
+        *((b'{"n": NaN}', "is not JSON"), (b'{"n": "\\ud83d"}', "half of a surrogate pair")),
+    ],
 )
 def test_a_body_is_one_json_object(url, body, reason):
     answer = post(url, body)
     assert (answer.status_code, error_in(answer)["code"]) == (400, "invalid_json")
-    assert reason.split()[-1] in error_in(answer)["message"]
+    assert reason in error_in(answer)["message"]
 
 
-def test_a_body_says_that_it_is_json(url):
-    answer = post(url, b"{}", **{"content-type": "text/plain"})
+@pytest.mark.parametrize("given", [{"content-type": "text/plain"}, {"content-encoding": "gzip"}])
+def test_a_body_says_that_it_is_plain_json(url, given):
+    answer = post(url, b"{}", **given)
     assert (answer.status_code, error_in(answer)["code"]) == (415, "unsupported_media_type")
+    assert next(iter(given)) in error_in(answer)["message"]
+
+
+def test_marks_before_a_body_and_further_slashes_in_paths_change_nothing(url):
+    body = b'{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
+    expected = post(url, body, "/v1/completions").json()["choices"]
+    for path in ("/v1/completions/", "//v1/completions"):
+        answer = post(url, b"\xef\xbb\xbf" + body, path, **{"content-encoding": "identity"})
+        assert answer.json()["choices"] == expected
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
