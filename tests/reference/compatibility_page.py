@@ -18,7 +18,8 @@ What becomes of each field that clients of OpenAI, vLLM, llama.cpp and SGLang se
 written from the models and the table that read the bodies, and a test sends every field. `null` is
 as absent everywhere, and whole numbers may be written as `16` or `16.0`. A field on no list is
 refused with status 400 and its name, unless it is empty (`""`, `[]` or `{}`). [HTTP
-API](http.md#parameters) says what honoured fields mean, and what is taken of [messages, tools and items](http.md#messages-and-items).
+API](http.md#parameters) says what honoured fields mean, and what is taken of [messages, tools and
+items](http.md#messages-and-items).
 """
 IGNORED_TEXT = "These change no answer, and any value is taken."
 REFUSED_TEXT = """\

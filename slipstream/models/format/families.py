@@ -31,7 +31,7 @@ _ANY = {"max_window_layers", "num_hidden_layers"}
 _NULL = {"sliding_window", _EOS, "original_max_position_embeddings"}
 """Fields that may be null whatever their default is."""
 _MOST = 2**62
-_SCALE = re.compile(r".*(scale|scaling|multiplier|factor|scalar)")
+_SCALE = re.compile(r".*(scale|scaling|multiplier|factor|scalar|pct)")
 _HARMLESS = re.compile("|".join(_TABLE["harmless"]))
 _UNREAD_TENSORS = re.compile("|".join(_TABLE["unread_tensors"]))
 
@@ -130,6 +130,8 @@ def is_number(value: Any) -> bool:
 def _is_neutral(name: str, value: Any) -> bool:
     if name == "is_causal":
         return value is not False
+    if name == "layer_types" and isinstance(value, list):
+        return all(kind == "full_attention" for kind in value)
     if type(value) in (int, float):
         return bool(value == (1 if _SCALE.fullmatch(name) else 0))
     return not value

@@ -19,7 +19,8 @@ WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-_NO_CONFIG = "no config.json"
+_NO_CONFIG, _ADAPTER = "no config.json", "adapter_config.json"
+_POINTER = b"version https://git-lfs"
 PICKLED = (
     'pickled weights are never loaded; convert them with `python -c "import torch,'
     " safetensors.torch as s; s.save_file(torch.load('pytorch_model.bin', 'cpu',"
@@ -35,8 +36,8 @@ _IGNORED = ["*/*", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.g
 def missing_part(folder: Path, *, has_tokenizer: bool = True) -> str | None:
     """Return what a directory lacks to be a loadable model, or None when it is complete. Heads have
     no tokenizer."""
-    if gguf_in(folder) is not None:
-        return None  # the file has all of it
+    if (lack := _unready(folder)) or gguf_in(folder) is not None:
+        return lack  # a GGUF file has all of it
     if not (folder / "config.json").is_file():
         files = [file.name for file in _ggufs(folder)]
         return f"several GGUF files, of which one must be named: {files}" if files else _NO_CONFIG
@@ -45,6 +46,21 @@ def missing_part(folder: Path, *, has_tokenizer: bool = True) -> str | None:
     if has_tokenizer and not (folder / TOKENIZER).is_file():
         return f"no {TOKENIZER} (save_pretrained of transformers' AutoTokenizer writes one)"
     return None
+
+
+def _unready(folder: Path) -> str | None:
+    """Return what has to be done before the files of a directory are those of a model."""
+    if pointers := [path.name for path in sorted(folder.glob("*.*")) if _is_pointer(path)]:
+        return f"{pointers[0]} is a pointer of Git LFS alone; `git lfs pull` fetches the file"
+    has_adapter = (folder / _ADAPTER).is_file()
+    return f"its adapter ({_ADAPTER}) has to be merged into it first" if has_adapter else None
+
+
+def _is_pointer(path: Path) -> bool:
+    if path.suffix not in (".safetensors", ".gguf", ".json") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -64,6 +80,8 @@ def _missing_weights(folder: Path) -> str | None:
     if (folder / WEIGHTS).is_file():
         return None
     index = folder / SHARD_INDEX
+    if not index.is_file() and (others := sorted(folder.glob("*.safetensors"))):
+        return f"neither {WEIGHTS} nor {SHARD_INDEX}, but {others[0].name}"
     if not index.is_file():
         return f"no {WEIGHTS} (pickled weights are never loaded)"
     with reading(index):

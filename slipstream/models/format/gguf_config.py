@@ -251,6 +251,8 @@ def _scaling(fields: _Fields) -> dict[str, Any]:
         for name in ("beta_fast", "beta_slow"):
             if value := fields.read(f"rope.scaling.yarn_{name}", float, 0.0):
                 scaling[name] = value
+        if (mix := fields.read(name := "rope.scaling.yarn_ext_factor", float, 1.0)) not in (-1, 1):
+            raise fields.refused(name, mix, "but yarn is computed with 1.0")
     return scaling
 
 

@@ -181,8 +181,10 @@ class _Reader:
 
     def head(self) -> tuple[int, int]:
         """Return the numbers of tensors and of fields that follow."""
-        if self._take(4) != _MAGIC:
-            raise self._broken("it does not begin with GGUF")
+        if (magic := self._take(4)) != _MAGIC:
+            is_pointer = magic == b"vers"  # `version https://git-lfs...`
+            what = "is a pointer of Git LFS alone" if is_pointer else "does not begin with GGUF"
+            raise self._broken(f"it {what}")
         version = self._number("I")
         if version and not version & 0xFF:
             raise WeightsError(f"{self._name} is a big-endian GGUF file, which can't be read here")

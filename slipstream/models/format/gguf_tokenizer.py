@@ -45,8 +45,12 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that can't be honoured, and the values at which they change nothing."""
 _TEMPLATE = "tokenizer.chat_template"
-_TURN_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"}
-"""Control tokens that end a turn in files that name no such token: older ones have no field."""
+_TURN_ENDS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
+    *("<|end_of_text|>", "<end_of_utterance>", "<EOT>", "[EOT]", "<eos>", "</s>", "<|return|>"),
+    *("<|call|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+}
+"""Control tokens that end a turn, also in files that have no field for them."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -107,19 +111,13 @@ def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
 
 
 def turn_ends(file: GgufFile) -> list[int]:
-    """Return the ids that end a turn: those of the fields for ends of text, turn and message; of
-    files without the latter two, control tokens with the usual names besides."""
+    """Return the ids that end a turn: those of the fields for ends of text, turn and message, and
+    control tokens with the usual names."""
     fields = TokenizerFields(file)
     ids = [fields.get(f"{role}_token_id", int, None) for role in ("eos", "eot", "eom")]
-    ends = {it for it in ids if it is not None}
-    if ids[1:] == [None, None]:
-        typed = zip(fields.tokens, fields.types, strict=True)
-        ends |= {
-            number
-            for number, (token, kind) in enumerate(typed)
-            if token in _TURN_ENDS and kind == _CONTROL
-        }
-    return sorted(ends)
+    typed = enumerate(zip(fields.tokens, fields.types, strict=True))
+    named = {number for number, (token, kind) in typed if token in _TURN_ENDS and kind == _CONTROL}
+    return sorted(named.union(it for it in ids if it is not None))
 
 
 class TokenizerFields:
@@ -149,8 +147,13 @@ class TokenizerFields:
             raise WeightsError(
                 f"{file.name} has {len(self.tokens)} tokens, but {len(self.types)} token types"
             )
-        end = len(self.tokens)  # before the names that fill the embedding up
-        while end and self.tokens[end - 1] == f"[PAD{end - 1}]":
+        end, table = len(self.tokens), file.tensors.get("token_embd.weight")
+        rows = end if table is None else table.shape[0]
+        # Before the names that fill the embedding up, and added tokens past it.
+        while end and (
+            self.tokens[end - 1] == f"[PAD{end - 1}]"
+            or (end > rows and self.types[end - 1] != _NORMAL)
+        ):
             end -= 1
         self.tokens, self.types = self.tokens[:end], self.types[:end]
 

@@ -24,6 +24,7 @@ _NEEDED = {
     "longrope": ("factor",),
 }
 """Kinds of rotary embeddings that depend on the position alone, and the numbers they need."""
+_TORCH_ONLY = ("dynamic", "proportional")
 _NUMBERS = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     "longrope": ("attention_factor",),
@@ -84,6 +85,8 @@ def _checked(
     if has_part and kind in ("su", "yarn"):  # as older files of Phi-3 call it
         kind = "longrope"
     rope["rope_type"] = kind
+    if kind not in (*_NEEDED, *_TORCH_ONLY):
+        raise WeightsError(f"config.json has rope.rope_type of {kind!r:.60}, which is not known")
     if kind not in _NEEDED:
         raise NotNative(f"its rotary embedding is of the kind {kind}")
     rope.setdefault(ORIGINAL, longest)
