@@ -122,6 +122,7 @@ BROKEN = [
     (head(DOWN, 512, 256), head(DOWN, 256, 512), r"down_proj\.weight has the shape \[512, 256\]"),
     (b"GGUF\x03", b"GGUF\x07", "its version is 7"),
     (b"GGUF\x03", b"GGML\x03", "it does not begin with GGUF"),
+    (b"GGUF\x03", b"version", "it is a pointer of Git LFS alone"),
     (b"llama.block_count\x04", b"llama.block_count\x0d", "a field has the type 13"),
     *(
         (

@@ -1,5 +1,7 @@
 """All that a GGUF file has is read, changes nothing, or is refused by its name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,11 @@ UNREAD = {
         for count in (4, 33)
     },
     "of the type 'adapter', not of a model": {"general.type": "adapter"},
+    "has {family}.rope.scaling.yarn_ext_factor of 0.0": {
+        "{family}.rope.scaling.type": "yarn",
+        "{family}.rope.scaling.factor": 4.0,
+        "{family}.rope.scaling.yarn_ext_factor": 0.0,
+    },
 }
 NEUTRAL = {
     "logit_scale": 1.0,
@@ -154,12 +161,29 @@ def tokenizer_of(path, **fields):
     return read_gguf_tokenizer(GgufFile(small(path, **named)))
 
 
-def test_a_control_token_with_a_usual_name_ends_a_turn_where_no_field_names_one(tmp_path):
-    words = GgufFile(small(tmp_path / "a.gguf")).fields["tokenizer.ggml.tokens"]
-    words = [*words[:5], "<|im_end|>", *words[6:]]
-    for types, expected in (([3] * len(words), [0, 5]), ([1] * len(words), [0])):
-        fields = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": types}
-        assert turn_ends(GgufFile(small(tmp_path / "b.gguf", **fields))) == expected
+@pytest.mark.parametrize("name", ["<|im_end|>", "<|endoftext|>", "<end_of_utterance>", "</s>"])
+@pytest.mark.parametrize(
+    ("kind", "roles", "expected"),
+    [(3, {}, [0, 5]), (1, {}, [0]), (3, {"eot": 7}, [0, 5, 7]), (3, {"unknown": 5}, [0])],
+)
+def test_a_control_token_with_a_usual_name_ends_a_turn(name, kind, roles, expected, tmp_path):
+    words = [f"word{number}" for number in range(260)]
+    words[5] = name
+    fields = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": [kind] * len(words)}
+    fields |= {f"tokenizer.ggml.{role}_token_id": token for role, token in roles.items()}
+    assert turn_ends(GgufFile(small(tmp_path / "b.gguf", **fields))) == expected
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(1, 9), (3, 0), (4, 0)])
+def test_added_tokens_past_the_embedding_are_plain_text(kind, kept, tmp_path):
+    fields = tiny_gguf.padded(0)
+    rows = len(fields["tokenizer.ggml.tokens"])
+    fields["tokenizer.ggml.tokens"] += [f"<{number}>" for number in range(9)]
+    fields["tokenizer.ggml.token_type"] += [kind] * 9
+    file = GgufFile(small(tmp_path / "a.gguf", **fields))
+    table = file.tensors["token_embd.weight"]
+    file.tensors["token_embd.weight"] = replace(table, shape=(rows, SMALL))
+    assert max(read_gguf_tokenizer(file).ids()) == rows - 1 + kept
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,24 @@ def test_a_directory_without_a_part_is_refused_and_that_is_named(tmp_path, setti
         find_local(str(folder), settings=settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+        ("adapter_config.json", "{}", r"adapter \(adapter_config.json\) has to be merged"),
+        ("model-00001-of-00002.safetensors", "", "model.safetensors.index.json, but model-00001"),
+    ],
+)
+def test_files_that_are_not_yet_those_of_a_model_are_named(tmp_path, settings, name, text, reason):
+    folder = model_folder(tmp_path / "mine")
+    if "-of-" in name:
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_text(text)
+    with pytest.raises(WeightsError, match=reason):
+        find_local(str(folder), settings=settings)
+
+
 def test_of_several_gguf_files_one_must_be_named_and_other_files_are_refused(tmp_path, settings):
     for name in ("a.gguf", "mmproj-a.gguf"):
         (tmp_path / name).write_text("")

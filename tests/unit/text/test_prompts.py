@@ -113,6 +113,15 @@ def test_what_a_template_reads_of_a_message_reaches_it(tail):
     assert tokenizer.decode(ids) == "<user>ann:Hi<assistant>(hm)<system>a\nb"
 
 
+@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
+def test_reasoning_reaches_the_template_under_the_name_that_it_reads(given, read):
+    template = READING.replace("reasoning_content", read)
+    talk = [{"role": "assistant", "content": "a", given: "hm"}, {"role": "user", "content": "x"}]
+    tokenizer = text_tokenizer(byte_tokenizer(template=template))
+    assert tokenizer.decode(encode_prompt(tokenizer, talk)) == "<assistant>(hm)a<user>x"
+
+
 @pytest.mark.parametrize(
     ("given", "shown"),
     [

@@ -262,6 +262,13 @@ def test_files_name_tokens_beside_those_of_tokenizer_json(checkpoint):
         assert own.text.encode(text, add_special_tokens=True) == theirs.encode(text)
         assert own.text.parts().special_tokens == theirs.special_tokens_map
         assert own.text.chat_template == theirs.chat_template == plain.text.chat_template
+    (checkpoint / "chat_template.jinja").write_text("{{ image_token }}{{ messages[0].content }}")
+    (checkpoint / "added_tokens.json").write_text('{"<e>": 261}')
+    path.write_text(json.dumps({**named, "extra_special_tokens": {"image_token": "<c>"}}))
+    own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
+    assert own.text.encode("a<e>", add_special_tokens=True) == theirs.encode("a<e>")
+    talk = [{"role": "user", "content": "a"}]
+    assert own.text.render(talk) == theirs.apply_chat_template(talk, tokenize=False) == "<c>a"
     path.write_text('{"split_special_tokens": true}')
     with pytest.raises(ModelMismatch, match="reads special tokens as plain text"):
         find_tokenizer(checkpoint, None)

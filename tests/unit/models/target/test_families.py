@@ -135,6 +135,7 @@ UNREAD = {  # and what changes nothing
     "residual_multiplier": (0.5, 1),
     "mlp_bias": (True, False),
     "partial_rotary_factor": (0.5, 1.0),
+    "layer_types": (["sliding_attention"] * 4, ["full_attention"] * 4),
 }
 HARMLESS = {
     **{"transformers_version": "4.40", "torch_dtype": "bfloat16", "architectures": ["X"]},
@@ -210,6 +211,7 @@ ROPES = [
     ({"rope_type": "yarn", "factor": 2.0, "attn_factor": 0.5}, "attn_factor"),
     ({"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}, "beta_fast"),
     ({"rope_theta": "10000"}, "rope_theta"),
+    ({"rope_type": "ntk", "factor": 2.0}, "rope_type"),
 ]
 
 
