@@ -189,6 +189,8 @@ def _grammar(options: RequestOptions) -> Grammar | None:
         return None if regex is None else Grammar(GrammarKind.REGEX, regex)
     if regex is not None:
         raise UnsupportedCombination("json_schema and regex are given, but a text follows one")
+    if not isinstance(schema, str | Mapping) and schema is not True:
+        raise InvalidRequest("the json-schema must be an object, or true")
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 

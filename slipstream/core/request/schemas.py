@@ -48,8 +48,6 @@ def placed_schema(schema: Any, place: str, what: str) -> Any:
     Raises `InvalidRequest` for a reference that leads nowhere in the schema, or that depends on
     where it is read from; `what` names the schema.
     """
-    if not isinstance(schema, dict) and schema is not True:
-        raise InvalidRequest(f"{what} must be an object, or true")
     try:
         return _Document(schema, place, what).rewritten()
     except RecursionError:

@@ -69,9 +69,13 @@ def test_tools_are_in_the_prompt_unless_none_may_be_called(client):
     [
         ({"tools": TOOLS, "tool_choice": {**NAMED, "function": {"name": "x"}}}, "no such tool"),
         ({**FORCED, "response_format": {"type": "json_object"}}, "a text follows one"),
+        (
+            {"structured_outputs": {"json": []}},
+            "structured_outputs.json must be an object, or true",
+        ),
     ],
 )
-def test_what_can_not_be_about_tools_is_a_sentence(url, asked, sentence):
+def test_what_can_not_be_followed_is_a_sentence(url, asked, sentence):
     answer = post(url, {"messages": HELLO, "max_tokens": 2, **asked})
     assert answer.status_code == 400
     assert sentence in error_in(answer)["message"]
