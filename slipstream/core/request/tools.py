@@ -141,7 +141,7 @@ def shallow_json(text: str, what: str) -> Any:
     is nested deeper than `MAX_JSON_DEPTH`."""
     too_deep = InvalidRequest(f"{what} must be nested at most {MAX_JSON_DEPTH} deep")
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)  # models write line breaks in texts as they are
     except RecursionError:
         raise too_deep from None
     except ValueError:

@@ -112,12 +112,12 @@ def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
 
 def turn_ends(file: GgufFile) -> list[int]:
     """Return the ids that end a turn: those of the fields for ends of text, turn and message, and
-    control tokens with the usual names but the unknown token."""
+    added tokens with the usual names but the unknown token."""
     fields = TokenizerFields(file)
     roles = ("eos", "eot", "eom", "unknown")
     *ids, unknown = (fields.get(f"{role}_token_id", int, None) for role in roles)
     typed = enumerate(zip(fields.tokens, fields.types, strict=True))
-    named = {number for number, (token, kind) in typed if token in _TURN_ENDS and kind == _CONTROL}
+    named = {number for number, (token, kind) in typed if token in _TURN_ENDS and kind != _NORMAL}
     return sorted((named - {unknown}).union(it for it in ids if it is not None))
 
 

@@ -164,7 +164,13 @@ def tokenizer_of(path, **fields):
 @pytest.mark.parametrize("name", ["<|im_end|>", "<|endoftext|>", "<end_of_utterance>", "</s>"])
 @pytest.mark.parametrize(
     ("kind", "roles", "expected"),
-    [(3, {}, [0, 5]), (1, {}, [0]), (3, {"eot": 7}, [0, 5, 7]), (3, {"unknown": 5}, [0])],
+    [
+        (3, {}, [0, 5]),
+        (4, {}, [0, 5]),
+        (1, {}, [0]),
+        (3, {"eot": 7}, [0, 5, 7]),
+        (3, {"unknown": 5}, [0]),
+    ],
 )
 def test_a_control_token_with_a_usual_name_ends_a_turn(name, kind, roles, expected, tmp_path):
     words = [f"word{number}" for number in range(260)]

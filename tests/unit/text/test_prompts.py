@@ -130,6 +130,7 @@ def test_reasoning_reaches_the_template_under_the_name_that_it_reads(given, read
         ({"a": 1}, '{"a": 1}'),
         ('{"a":1}', '{"a": 1}'),
         ('{"a": ', r'"{\"a\": "'),
+        ('{"a": "b\nc"}', r'{"a": "b\nc"}'),
         (5, '"5"'),
         ("null", '"null"'),
         ([1], '"[1]"'),
