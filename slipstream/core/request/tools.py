@@ -159,10 +159,6 @@ def _containers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, dict | list)]
 
 
-def _strings(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def decoded_json(text: str) -> Any:
     """Return the value of JSON; None for a text that is none."""
     try:
@@ -196,7 +192,7 @@ def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str
         place = f"tool{number}"
         what = f"the schema of tool {tool.name}"
         schemas[place] = schema = placed_schema(tool.schema, f"#/$defs/{place}", what)
-        if "object" not in _strings(schema.get("type", "object")):
+        if "object" not in str(schema.get("type", "object")):  # which may be a list
             raise InvalidRequest(f"{what} must have the type object")
         given = {"type": "object", "$ref": f"#/$defs/{place}"}
         call = {"name": {"const": tool.name}, arguments: given}

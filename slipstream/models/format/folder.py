@@ -50,17 +50,11 @@ def missing_part(folder: Path, *, has_tokenizer: bool = True) -> str | None:
 
 def _unready(folder: Path) -> str | None:
     """Return what has to be done before the files of a directory are those of a model."""
-    if pointers := [path.name for path in sorted(folder.glob("*.*")) if _is_pointer(path)]:
-        return f"{pointers[0]} is a pointer of Git LFS alone; `git lfs pull` fetches the file"
+    for path in sorted(folder.glob("*.*")):
+        if path.is_file() and path.stat().st_size < 1024 and _POINTER in path.read_bytes():
+            return f"{path.name} is a pointer of Git LFS alone; `git lfs pull` fetches the file"
     has_adapter = (folder / _ADAPTER).is_file()
     return f"its adapter ({_ADAPTER}) has to be merged into it first" if has_adapter else None
-
-
-def _is_pointer(path: Path) -> bool:
-    if path.suffix not in (".safetensors", ".gguf", ".json") or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_POINTER)) == _POINTER
 
 
 def gguf_in(folder: Path) -> Path | None:

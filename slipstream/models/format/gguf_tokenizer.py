@@ -101,13 +101,7 @@ def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
     kind = fields.get("model", str)
     if kind not in kinds:
         raise fields.refused("model", f"but only {' and '.join(kinds)} can be read")
-    backend = kinds[kind](fields)
-    types = fields.types
-    special = [
-        it for it, kind in zip(fields.tokens, types, strict=True) if kind in (_CONTROL, _UNKNOWN)
-    ]
-    named = [it for it, kind in zip(fields.tokens, types, strict=True) if kind == _USER_DEFINED]
-    return _assembled(file, fields, backend, special, named)
+    return _assembled(file, fields, kinds[kind](fields))
 
 
 def turn_ends(file: GgufFile) -> list[int]:
@@ -116,8 +110,8 @@ def turn_ends(file: GgufFile) -> list[int]:
     fields = TokenizerFields(file)
     roles = ("eos", "eot", "eom", "unknown")
     *ids, unknown = (fields.get(f"{role}_token_id", int, None) for role in roles)
-    typed = enumerate(zip(fields.tokens, fields.types, strict=True))
-    named = {number for number, (token, kind) in typed if token in _TURN_ENDS and kind != _NORMAL}
+    added = fields.numbers(_CONTROL, _USER_DEFINED)
+    named = {added[token] for token in _TURN_ENDS & added.keys()}
     return sorted((named - {unknown}).union(it for it in ids if it is not None))
 
 
@@ -166,6 +160,11 @@ class TokenizerFields:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.refused(name, f"but must be of the type {kind.__name__}")
         return value
+
+    def numbers(self, *kinds: int) -> dict[str, int]:
+        """Return the tokens of these types, with their ids."""
+        typed = enumerate(zip(self.tokens, self.types, strict=True))
+        return {token: number for number, (token, kind) in typed if kind in kinds}
 
     def merges(self) -> list[tuple[str, str]]:
         """Return the pairs that are merged, the first ones first."""
@@ -253,13 +252,8 @@ def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[
     return [(one, other) for *_, one, other in sorted(found)]
 
 
-def _assembled(
-    file: GgufFile,
-    fields: TokenizerFields,
-    backend: Tokenizer,
-    special: list[str],
-    named: list[str],
-) -> TextTokenizer:
+def _assembled(file: GgufFile, fields: TokenizerFields, backend: Tokenizer) -> TextTokenizer:
+    special, named = fields.numbers(_CONTROL, _UNKNOWN), fields.numbers(_USER_DEFINED)
     backend.add_special_tokens([AddedToken(token, special=True) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False) for token in named])
     roles = {role: fields.get(f"{key}_token_id", int, None) for role, key in _ROLES.items()}
