@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from slipstream.client import SamplingParams, SpeculationOptions
-from support.services.http_front import HELLO, chat, completion
+from support.services.http_front import chat, completion
 
 LIKELY = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
 # In `auto` the number of rounds is a matter of what they cost at the moment.
@@ -145,20 +145,6 @@ def test_how_to_speculate_is_said_in_an_extra_field_and_changes_no_text(client):
     assert off.metrics["speculative_decoding"]["num_spec_steps"] == 0
     assert off.usage.completion_tokens_details.accepted_prediction_tokens == 0
     assert forced.metrics["speculative_decoding"]["num_spec_tokens"] == 3
-
-
-def test_parts_of_text_are_one_text_and_a_developer_is_the_system(client):
-    parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
-    whole, of_parts = (
-        chat(client, [{"role": "user", "content": content}], **LIKELY).choices[0]
-        for content in ("he\nllo", parts)
-    )
-    assert of_parts.message.content == whole.message.content
-    system, developer = (
-        chat(client, [{"role": role, "content": "be brief"}, *HELLO], max_tokens=2).usage
-        for role in ("system", "developer")
-    )
-    assert system.prompt_tokens == developer.prompt_tokens > 9
 
 
 def test_models_are_listed_and_found_by_name(client):

@@ -38,10 +38,6 @@ ROUTES = {
 MESSAGE = {"role": "assistant", "content": "Hello."}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}
 WRONG = {"type": "wrong"}
-TOOLS = [
-    {"function": FUNCTION},
-    {"function": {"name": "g", "parameters": {"not": {"$ref": "#/no"}}}},
-]
 SCHEMA = "response_format.json_schema.schema"
 FORM = {"type": "json_schema", "json_schema": {"schema": WRONG}}
 CHATS = [
@@ -173,23 +169,16 @@ def test_a_refusal_names_the_place_of_the_fault(url, body, place, value):
 
 
 def test_a_schema_of_a_tool_that_can_not_be_followed_is_refused_by_its_place(url):
-    for choice, schema, place in (
-        ("required", TOOLS[1], "tools[1].function.parameters"),
-        (
-            "required",
-            {"function": {"name": "g", "parameters": WRONG}},
-            "tools[1].function.parameters",
-        ),
-        (
-            {"name": "g"},
-            {"function": {"name": "g", "parameters": {"items": 5}}},
-            "tools[1].function.parameters",
-        ),
-        ("required", {"function": {"name": "g", "parameters": {"items": 5}}}, "tools"),
-        ("auto", {"function": {"name": "g", "parameters": {"items": 5}, "strict": True}}, "tools"),
+    for choice, wrong, place in (
+        ("required", {"not": {"$ref": "#/no"}}, "tools[1].function.parameters"),
+        ("required", WRONG, "tools[1].function.parameters"),
+        ({"name": "g"}, {"items": 5}, "tools[1].function.parameters"),
+        ("required", {"items": 5}, "tools"),
+        ("auto", {"items": 5}, "tools"),
     ):
-        asked = {"messages": HELLO, "tools": [TOOLS[0], schema], "tool_choice": choice}
-        answer = post(url, asked)
+        tools = [FUNCTION, {"name": "g", "parameters": wrong, "strict": True}]
+        asked = {"messages": HELLO, "tools": [{"function": tool} for tool in tools]}
+        answer = post(url, {**asked, "tool_choice": choice})
         assert (answer.status_code, error_in(answer)["param"]) == (400, place)
 
 

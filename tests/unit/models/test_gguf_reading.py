@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.format.gguf_file import GgufFile
-from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer, turn_ends
+from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny, tiny_gguf
@@ -144,18 +144,6 @@ def test_other_architectures_are_named(tmp_path):
         load_model(str(path))
 
 
-ENDS = {"eos": 0, "eot": 7, "eom": 9}
-
-
-@pytest.mark.parametrize("roles", [("eos",), ("eos", "eot"), ("eos", "eom"), ("eos", "eot", "eom")])
-def test_ends_of_text_turn_and_message_all_end_an_answer(roles, tmp_path):
-    fields = {f"tokenizer.ggml.{role}_token_id": ENDS[role] for role in roles}
-    path = small(tmp_path / "ends.gguf", **fields)
-    for dtype in ("auto", "float32"):
-        loaded = load_model(str(path), dtype=dtype)
-        assert loaded.stop_token_ids == {ENDS[role] for role in roles}
-
-
 def tokenizer_of(path, **fields):
     named = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     return read_gguf_tokenizer(GgufFile(small(path, **named)))
@@ -165,19 +153,21 @@ def tokenizer_of(path, **fields):
 @pytest.mark.parametrize(
     ("kind", "roles", "expected"),
     [
-        (3, {}, [0, 5]),
-        (4, {}, [0, 5]),
-        (1, {}, [0]),
-        (3, {"eot": 7}, [0, 5, 7]),
-        (3, {"unknown": 5}, [0]),
+        *((3, {}, {0, 5}), (4, {}, {0, 5}), (1, {}, {0}), (3, {"unknown": 5}, {0})),
+        *(
+            (3, {"eot": 7}, {0, 5, 7}),
+            (1, {"eom": 9}, {0, 9}),
+            (1, {"eot": 7, "eom": 9}, {0, 7, 9}),
+        ),
     ],
 )
-def test_a_control_token_with_a_usual_name_ends_a_turn(name, kind, roles, expected, tmp_path):
-    words = [f"word{number}" for number in range(260)]
-    words[5] = name
-    fields = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": [kind] * len(words)}
+def test_tokens_with_a_role_or_a_usual_name_end_an_answer(name, kind, roles, expected, tmp_path):
+    fields = tiny_gguf.padded(0)
+    fields["tokenizer.ggml.tokens"][5] = name
+    fields["tokenizer.ggml.token_type"][5] = kind
     fields |= {f"tokenizer.ggml.{role}_token_id": token for role, token in roles.items()}
-    assert turn_ends(GgufFile(small(tmp_path / "b.gguf", **fields))) == expected
+    path = small(tmp_path / "ends.gguf", **fields)
+    assert load_model(str(path)).stop_token_ids == expected
 
 
 @pytest.mark.parametrize(("kind", "kept"), [(1, 9), (3, 0), (4, 0)])

@@ -91,7 +91,6 @@ def test_a_forced_call_follows_the_schema_of_its_tool_with_its_own_references(ca
     assert judge.is_valid(call) == is_valid
 
 
-@pytest.mark.parametrize("kind", ["string", ["array", "null"]])
-def test_arguments_that_can_be_no_object_are_refused_where_a_schema_is_followed(kind):
+def test_a_schema_of_arguments_that_are_no_object_can_not_be_followed():
     with pytest.raises(InvalidRequest, match="the schema of tool f must have the type object"):
-        tools.call_schema([Tool("f", "", json.dumps({"type": kind}))])
+        tools.call_schema([Tool("f", "", '{"type": ["array", "null"]}')])
