@@ -112,9 +112,9 @@ def _tool_places(body: BaseModel) -> dict[str, str]:
     """Return the places of the tools' schemas by the tools' names."""
     places = {}
     for number, tool in enumerate(getattr(body, "tools", ())):
-        function = getattr(tool, "function", None)
-        name, place = (tool.name, "") if function is None else (function.name, "function.")
-        places[name] = f"tools[{number}].{place}parameters"
+        function = getattr(tool, "function", tool)
+        place = "" if function is tool else "function."
+        places[function.name] = f"tools[{number}].{place}parameters"
     return places
 
 

@@ -164,13 +164,14 @@ def _message(item: Any, place: str) -> dict[str, Any]:
     if kind == "message":
         if item.get("role") not in ("system", "developer", "user", "assistant"):
             raise refused(f"{place}.role", "must be system, developer, user or assistant")
-        return {**item, "content": _text(item, "content", place)}
+        return {**item, "content": content_text(item.get("content"), f"{place}.content")}
     if kind == "reasoning":
         return {"reasoning_content": _thoughts(item)}
     if kind == "function_call_output":
         call_id = item.get("call_id")
         call_id = call_id if isinstance(call_id, str) else ""
-        return {"role": "tool", "tool_call_id": call_id, "content": _text(item, "output", place)}
+        output = content_text(item.get("output"), f"{place}.output")
+        return {"role": "tool", "tool_call_id": call_id, "content": output}
     if kind != "function_call":
         known = "message, reasoning, function_call or function_call_output"
         raise refused(f"{place}.type", f"must be {known}; other items can't be read")
@@ -179,10 +180,6 @@ def _message(item: Any, place: str) -> dict[str, Any]:
     function = {"name": item["name"], "arguments": arguments_text(item.get("arguments"))}
     calls = [{"id": item.get("call_id") or item.get("id"), "function": function}]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _text(item: Mapping[str, Any], name: str, place: str) -> str:
-    return content_text(item.get(name), f"{place}.{name}")
 
 
 def _thoughts(item: Mapping[str, Any]) -> str:

@@ -33,8 +33,6 @@ _FORMATS = {
     *("uri", "uri-reference", "uri-template", "uuid"),
 }
 """Formats of JSON Schema; any other one only describes, such as pydantic's `path`."""
-_COUNTS = {f"{end}{what}" for end in ("min", "max") for what in ("Items", "Length", "Properties")}
-"""Keywords with a whole number, which may be written as 2.0."""
 _NAMES = {"$anchor", "$dynamicAnchor", "$recursiveAnchor"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 _SHOWN = 80
@@ -145,7 +143,7 @@ class _Document:
         if id(value) not in self._schemas:
             return {name: self._copy(item) for name, item in value.items()}
         copy = {
-            name: int(item) if name in _COUNTS and _is_whole(item) else self._copy(item)
+            name: int(item) if _is_whole(name, item) else self._copy(item)
             for name, item in value.items()
             if name not in _NAMES | {self._id} and not _is_absent(name, value)
         }
@@ -179,8 +177,9 @@ def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
     return not is_data
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()
+def _is_whole(keyword: str, value: Any) -> bool:
+    """Return whether a keyword has a whole number that is written as 2.0."""
+    return isinstance(value, float) and value.is_integer() and keyword not in ("const", "default")
 
 
 def _escaped(name: str) -> str:

@@ -102,6 +102,8 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     for theirs, ours in fields.family.numbers.items():
         if value := fields.read(theirs, float, 0.0):
             found[ours] = value
+        elif ours == "attention_multiplier":
+            raise fields.refused(theirs, value, "but must be another number")
     if name == "phi3":
         length = fields.read("rope.scaling.original_context_length", int, 0)
         longest = found["max_position_embeddings"]
@@ -280,6 +282,8 @@ def _alternating(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     period = fields.read("attention.sliding_window_pattern", int, _PERIOD)
     theta = fields.read("rope.freq_base_swa", float, 10000.0)
+    if "sliding_window" not in config:
+        raise fields.refused("attention.sliding_window", None, "but must be above 0")
     kinds = ("sliding_attention", "full_attention")
     is_largest = layers == _LARGEST
     return {

@@ -114,6 +114,15 @@ def test_a_file_is_the_model_that_it_was_made_of(name, tmp_path):
     np.testing.assert_allclose(by_torch, expected, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("field", ["granite.attention.scale", "gemma3.attention.sliding_window"])
+def test_a_number_that_a_family_can_not_do_without_is_refused_at_nothing(field, tmp_path):
+    name, _, own = field.partition(".")
+    family, options, fields = FILES[name]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(WeightsError, match=f"{field} of"):
+        patch.setitem(FILES, name, (family, options, {**fields, own: type(fields[own])(0)}))
+        load_model(str(write(tmp_path / "own.gguf", name)[0]))
+
+
 KIND, FACTOR = "llama.rope.scaling.type", "llama.rope.scaling.factor"
 FACTORS = {f"rope_factors_{kind}.weight": np.full(32, 2, np.float32) for kind in ("short", "long")}
 REFUSED = {
