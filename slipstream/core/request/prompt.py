@@ -174,9 +174,8 @@ def _fields(item: Message, place: str) -> dict[str, str]:
     check_fits(f"{place} has", len(fields), "fields", MAX_FIELDS)
     for text in (item["role"], *fields, *fields.values()):
         check_unicode(text, place)
-    if (thoughts := next((fields[it] for it in _REASONING if it in fields), None)) is None:
-        return fields
-    return {"thinking": thoughts, **fields, "reasoning_content": thoughts}
+    own = [fields[it] for it in _REASONING if it in fields]
+    return {"thinking": own[0], **fields, "reasoning_content": own[0]} if own else fields
 
 
 def _tool_calls(calls: Any, place: str) -> tuple[dict[str, Any], ...]:

@@ -138,11 +138,12 @@ def test_every_honoured_field_is_taken(url, body):
 @pytest.mark.parametrize("place", ["colour", "stream_options.colour", "speculation.colour"])
 def test_a_name_on_no_list_is_refused_unless_it_has_nothing(url, body, place):
     path, valid = ROUTES[body]
-    for value in (1, 0, False, "x", *([""] if "." in place else ())):
+    for value in (1, 0, False, "x", None, "", [], {}):
         answer = post(url, {**valid, **at(place, value)}, path)
-        assert (answer.status_code, error_in(answer)["param"]) == (400, place)
-    for value in (None, *(() if "." in place else ("", [], {}))):
-        assert post(url, {**valid, **at(place, value)}, path).status_code == 200
+        if value is None or (value in ("", [], {}) and "." not in place):
+            assert answer.status_code == 200
+        else:
+            assert (answer.status_code, error_in(answer)["param"]) == (400, place)
 
 
 MESSAGE = {"role": "assistant", "content": "Hello."}
@@ -183,18 +184,14 @@ def test_empty_content_is_an_empty_text_in_every_role(url, role):
     assert counts == {post(url, {"messages": whole}, "/tokenize").json()["count"]}
 
 
-def test_a_call_in_a_message_of_the_input_is_the_same_as_in_an_item(url):
-    path, valid = ROUTES["responses"]
-    item = {"type": "function_call", "name": "f", "arguments": "{}"}
-    message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    counts = [
-        post(url, {**valid, "input": [*HELLO, call, *HELLO]}, path).json()["usage"]["input_tokens"]
-        for call in (item, message, {**message, "tool_calls": []})
-    ]
-    assert counts[0] == counts[1] > counts[2]
+CALLS = [
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "status": "x"},
+    {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "c"}]},
+]
 
 
-def test_items_of_reasoning_and_of_earlier_answers_are_read(url):
+@pytest.mark.parametrize("call", CALLS)
+def test_items_of_reasoning_and_of_earlier_answers_are_read(url, call):
     replayed = [
         {"role": "user", "content": [{"type": "input_text", "text": "hello", "x": 1}]},
         {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None},
@@ -206,7 +203,7 @@ def test_items_of_reasoning_and_of_earlier_answers_are_read(url):
             "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}],
         },
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "because"}]},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "status": "x"},
+        call,
         {"type": "function_call_output", "call_id": "c", "output": "1", "id": "o", "status": None},
     ]
     call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}

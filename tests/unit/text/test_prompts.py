@@ -96,30 +96,22 @@ def test_tools_go_with_a_first_turn_of_messages_only():
 
 READING = (
     "{% for m in messages %}<{{ m.role }}>{% if m.name %}{{ m.name }}:{% endif %}"
-    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% if m.thinking %}({{ m.thinking }} {{ m.reasoning_content }}){% endif %}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}C{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
 )
 
 
 @pytest.mark.parametrize("tail", ["", "{# tools #}"], ids=["without tools", "with tools"])
-def test_what_a_template_reads_of_a_message_reaches_it(tail):
+@pytest.mark.parametrize("thoughts", ["reasoning_content", "reasoning", "thinking"])
+def test_what_a_template_reads_of_a_message_reaches_it(tail, thoughts):
     tokenizer = text_tokenizer(byte_tokenizer(template=READING + tail))
     talk = [
         {"role": "user", "content": "Hi", "name": "ann", "cache_control": {"a": 1}},
-        {"role": "assistant", "content": None, "reasoning_content": "hm", "annotations": []},
+        {"role": "assistant", "content": None, thoughts: "hm", "annotations": []},
         {"role": "developer", "content": ["a", {"type": "text", "text": "b"}], "name": None},
     ]
     ids = encode_prompt(tokenizer, talk)
-    assert tokenizer.decode(ids) == "<user>ann:Hi<assistant>(hm)<system>a\nb"
-
-
-@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
-@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
-def test_reasoning_reaches_the_template_under_the_name_that_it_reads(given, read):
-    template = READING.replace("reasoning_content", read)
-    talk = [{"role": "assistant", "content": "a", given: "hm"}, {"role": "user", "content": "x"}]
-    tokenizer = text_tokenizer(byte_tokenizer(template=template))
-    assert tokenizer.decode(encode_prompt(tokenizer, talk)) == "<assistant>(hm)a<user>x"
+    assert tokenizer.decode(ids) == "<user>ann:Hi<assistant>(hm hm)<system>a\nb"
 
 
 @pytest.mark.parametrize(
