@@ -2,22 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from slipstream.models.causal import CausalModel
-from slipstream.models.kv.batch import Part
-from slipstream.models.kv.cache import KvCache
-from slipstream.models.kv.pool import BLOCK_SIZE, round_up
-from slipstream.models.torch.arrays import as_tensor
+from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
-from slipstream.train.features import best_columns
+from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.meter import StepBudget
+from slipstream.verifying.request import TargetRequest
+from slipstream.verifying.schedule import Schedule
 
-_COMPACT_BELOW = 0.75
-"""Rows that have ended are dropped from the batch once so small a share is still running."""
 Line = dict[str, Any]
 """A document as it is written: ids "p" and "g", and the temperature "t" if one was drawn at."""
 
@@ -32,85 +29,50 @@ class Talk:
     temperature: float = 0.0
 
 
-class BulkModel:
-    """A causal model that continues B conversations, a token of each per step."""
+@dataclass(frozen=True, slots=True)
+class BulkTarget:
+    """A target that answers many conversations at once, each up to any of `ends`, which is kept,
+    or with `max_new_tokens`; `max_rows` are the tokens of a step."""
 
-    def __init__(self, model: CausalModel, *, max_new_tokens: int) -> None:
-        """Up to `max_new_tokens` follow each prompt."""
-        self._model = model
-        self.max_new_tokens = max_new_tokens
+    engine: LocalTarget
+    ends: frozenset[int]
+    max_new_tokens: int
+    max_rows: int
 
-    def open(self, prompts: Sequence[Sequence[int]]) -> tuple[list[KvCache], Tensor]:
-        """Caches of the prompts and the logits [B, V] behind each one's last token."""
-        ends = [round_up(len(prompt) + self.max_new_tokens, BLOCK_SIZE) for prompt in prompts]
-        pool = self._model.pool(sum(ends) // BLOCK_SIZE)
-        caches = [self._model.open_in(pool) for _ in prompts]
-        for own, prompt in zip(caches, prompts, strict=True):
-            self._model.prefill(own, prompt[:-1])
-        return caches, self.step(caches, torch.tensor([prompt[-1] for prompt in prompts]))
+    def answers(self, talks: Sequence[Talk], random: Random) -> list[list[int]]:
+        """Return the answers to the openings of `talks`, in their order, each with a seed of its
+        own: none depends on the others."""
+        schedule = Schedule(StepBudget(self.max_rows))
+        sequences = [self._sequence(*numbered, random) for numbered in enumerate(talks)]
+        for sequence in sequences:
+            self._begin(sequence, schedule)
+        while len(schedule):
+            self.engine.step(batch := schedule.next())
+            for request in (entry.request for entry in batch if entry.is_last):
+                sequence, verdict = request.sequence, request.result()
+                sequence.append(verdict.tokens)
+                if verdict.finish_reason is None:
+                    self._begin(sequence, schedule)
+                else:
+                    finished(self.engine.release(sequence.session_id))
+        return [own.tokens[own.session.num_prompt_tokens :] for own in sequences]
 
-    def step(self, caches: Sequence[KvCache], tokens: Tensor) -> Tensor:
-        """Append a token to every row, [B]; the logits [B, V] behind it."""
-        pairs = zip(caches, tokens.tolist(), strict=True)
-        hidden, slots = self._model.forward([Part(own, [token]) for own, token in pairs])
-        for own, kept in zip(caches, slots, strict=True):
-            own.keep(kept)
-        return as_tensor(self._model.logits(hidden))
+    def _sequence(self, number: int, talk: Talk, random: Random) -> TokenSequence:
+        sampling = SamplingParams(talk.temperature, seed=random.getrandbits(64))
+        sizes = len(talk.prompt), self.max_new_tokens
+        session = Session(str(number), *sizes, sampling, stop_token_ids=self.ends)
+        return TokenSequence(session, talk.prompt)
 
-
-def answers(
-    model: BulkModel, talks: Sequence[Talk], ends: frozenset[int], generator: torch.Generator
-) -> list[list[int]]:
-    """Return the answers to the openings of `talks`, in their order, decoded together: up to any of
-    `ends`, which is kept, or as long as the model's may be.
-
-    Every answer has random numbers of its own, so that none depends on how long others are.
-    """
-    caches, logits = model.open([talk.prompt for talk in talks])
-    temperatures = torch.tensor([talk.temperature for talk in talks], device=logits.device)
-    noise = torch.rand(len(talks), model.max_new_tokens, generator=generator).to(logits.device)
-    numbers = list(range(len(talks)))
-    out: list[list[int]] = [[] for _ in talks]
-    for step in range(model.max_new_tokens):
-        tokens = draw(logits, temperatures, noise[:, step])
-        for row, token in zip(numbers, tokens.tolist(), strict=True):
-            if not out[row] or out[row][-1] not in ends:
-                out[row].append(token)
-        alive = [i for i, row in enumerate(numbers) if out[row][-1] not in ends]
-        if not alive or step + 1 == model.max_new_tokens:
-            break
-        if len(alive) < _COMPACT_BELOW * len(numbers):
-            for ended in sorted(set(range(len(caches))).difference(alive)):
-                caches[ended].close()
-            numbers, caches = [numbers[i] for i in alive], [caches[i] for i in alive]
-            temperatures, noise, tokens = temperatures[alive], noise[alive], tokens[alive]
-        logits = model.step(caches, tokens)
-    return out
-
-
-def draw(logits: Tensor, temperatures: Tensor, noise: Tensor) -> Tensor:
-    """Return a token per row, [B]: the likeliest at temperature 0, else a sample.
-
-    logits [B, V]; temperatures [B]; noise [B] in [0, 1), where the cumulated probabilities are
-    inverted.
-    """
-    tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
-    warm, cold = temperatures.nonzero()[:, 0], (temperatures == 0).nonzero()[:, 0]
-    if len(cold):
-        tokens[cold] = best_columns(logits[cold])
-    if len(warm):
-        sums = torch.softmax(logits[warm].double() / temperatures[warm, None], -1).cumsum(-1)
-        places = noise[warm, None] * sums[:, -1:]
-        found = torch.searchsorted(sums, places, right=True)[:, 0]
-        tokens[warm] = found.clamp_max(logits.shape[1] - 1)
-    return tokens
+    def _begin(self, sequence: TokenSequence, schedule: Schedule) -> None:
+        request = TargetRequest(sequence, Proposal())
+        self.engine.begin(request)
+        schedule.add(request)
 
 
 def conversations(
-    model: BulkModel,
+    target: BulkTarget,
     tokenizer: TextTokenizer,
     talks: Sequence[Talk],
-    ends: frozenset[int],
     *,
     seed: int,
     max_prompt_tokens: int,
@@ -119,19 +81,13 @@ def conversations(
 
     A conversation ends before a turn with which it would exceed `max_prompt_tokens`.
     """
-    generator = torch.Generator().manual_seed(seed)
-    lines: list[Line] = []
+    random, lines = Random(seed), list[Line]()
     while talks:
-        found = answers(model, talks, ends, generator)
+        pairs = list(zip(talks, target.answers(talks, random), strict=True))
         lines += [
-            {"p": list(talk.prompt), "g": answer, "t": talk.temperature}
-            for talk, answer in zip(talks, found, strict=True)
+            {"p": list(talk.prompt), "g": answer, "t": talk.temperature} for talk, answer in pairs
         ]
-        later = [
-            _next(talk, answer, tokenizer)
-            for talk, answer in zip(talks, found, strict=True)
-            if talk.turns
-        ]
+        later = [_next(talk, answer, tokenizer) for talk, answer in pairs if talk.turns]
         talks = [talk for talk in later if len(talk.prompt) <= max_prompt_tokens]
     return lines
 

@@ -23,13 +23,14 @@ from slipstream.models.dtypes import AUTO, CPU
 from slipstream.models.format.resolve import resolve, short_name
 from slipstream.models.format.tokenizer import find_tokenizer
 from slipstream.models.loaded import find_sources
-from slipstream.models.loading import causal_model, load_model, sizes_of
+from slipstream.models.loading import load_model, sizes_of
 from slipstream.models.threads import set_num_threads
 from slipstream.options import option, required
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
-from slipstream.train.answers import BulkModel, Talk, conversations
+from slipstream.train.answers import BulkTarget, Talk, conversations
 from slipstream.train.data import encoded, read_lines
+from slipstream.verifying.build import MAX_ROWS, TargetLimits, build_target
 
 MANIFEST_NAME = "manifest.json"
 _COMMON_PROMPT_TOKENS = 200
@@ -190,16 +191,15 @@ def _shards(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[in
             f"prompts and answers may have {needed} tokens together, but the context of "
             f"{target.model_id} has {limit}"
         )
-    tokenizer = target.tokenizer
-    model = BulkModel(
-        causal_model(target.model, numerics="fast"), max_new_tokens=run.max_new_tokens
-    )
+    # Without a prefix cache, so that no shard depends on those before it.
+    limits = TargetLimits(run.batch, max_cached_bytes=0, max_rows=max(run.batch, MAX_ROWS))
+    engine = build_target(target, numerics="fast", limits=limits).target
+    bulk = BulkTarget(engine, target.stop_token_ids, run.max_new_tokens, limits.max_rows)
     for number in numbers:
         lines = conversations(
-            model,
-            tokenizer,
+            bulk,
+            target.tokenizer,
             plan.shards[number],
-            target.stop_token_ids,
             seed=run.seed_of(number),
             max_prompt_tokens=run.max_prompt_tokens,
         )
