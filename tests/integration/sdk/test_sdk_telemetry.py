@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
-from slipstream.client import AsyncClient, Client, errors
+from slipstream.client import Client, errors
 from slipstream.client.connection import connection
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import EngineOptions
@@ -46,9 +46,9 @@ class Told:
         return span
 
 
-def remote(address, *, is_blocking=True):
+def remote(address):
     to = connection(address, token=None, tls=None, retries=True)
-    return RemoteBackend(to, 60, to.channel(is_blocking=is_blocking))
+    return RemoteBackend(to, 60, to.channel(is_blocking=True))
 
 
 @pytest.fixture
@@ -181,16 +181,6 @@ def parent_in(header):
 def ids(span):
     context = span.get_span_context()
     return context.trace_id, context.span_id
-
-
-async def test_the_router_hears_of_the_span(told):
-    heard = Hearing()
-    with served(register(heard)) as address:
-        backend = remote(address, is_blocking=False)
-        async with AsyncClient.of(backend, telemetry=told.telemetry) as client:
-            for caller in (client, client.session()):
-                await caller.generate("hello")
-                assert parent_in(heard.trace()) == ids(told.span())
 
 
 def test_a_span_is_a_child_of_the_applications_and_passes_its_state_on(told):

@@ -140,10 +140,10 @@ def test_errors_and_what_is_missing_are_said(tmp_path):
     assert "spans have parents that are not in these files" in text
 
 
-def test_the_command_shows_a_request_by_its_id_or_the_last_one(tmp_path, capsys):
-    write_trace(tmp_path, "first")
-    write_trace(tmp_path, "second", start_ns=START_NS + 10**9)
-    for flags, said in ((["first"], "first"), (["--last"], "second")):
+def test_the_command_shows_a_request_by_its_id_or_the_one_that_ended_last(tmp_path, capsys):
+    write_trace(tmp_path, "late", start_ns=START_NS + 10**9)
+    write_trace(tmp_path, "early")
+    for flags, said in ((["early"], "early"), (["--last"], "late")):
         assert exit_code(["trace", *flags, "--dir", str(tmp_path)]) == 0
         assert re.search(rf"^request +{said}$", capsys.readouterr().out, re.MULTILINE)
 

@@ -118,23 +118,6 @@ def test_a_file_that_has_changed_is_read_again_and_looked_at_once_a_second(
     assert [is_let_in(access, token) for token in (ALICE, BOB)] == [False, True]
 
 
-@pytest.mark.parametrize("broken", ["[keys", "", "[keys.alice]\nsha256 = 'x'\n", None])
-def test_a_broken_file_changes_nothing_and_is_logged_once(file, access, now, broken, caplog):
-    if broken is None:
-        file.unlink()
-    else:
-        file.write_text(broken)
-    for _ in range(3):
-        now.now_s += 1
-        assert is_let_in(access, ALICE)
-    (said,) = caplog.messages
-    assert said.startswith("the keys stay as they were: ")
-    assert str(file) in said
-    write_keys(file, key("bob", BOB))
-    now.now_s += 1
-    assert [is_let_in(access, token) for token in (ALICE, BOB)] == [False, True]
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_a_file_that_everybody_can_read_is_warned_of(file, mode, caplog):
     caplog.set_level(logging.WARNING)

@@ -8,9 +8,7 @@ from opentelemetry.trace import SpanKind
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import find_trace, read_spans
-from support.telemetry.sample_traces import GENERATE, START_NS, Recorder, write_trace
-
-SECOND_NS = 10**9
+from support.telemetry.sample_traces import GENERATE, Recorder, write_trace
 
 
 def found(directory, request_id=None):
@@ -49,17 +47,6 @@ def test_a_broken_line_is_named_with_its_file_and_number(tmp_path, line):
     with pytest.raises(InvalidRequest, match=r"line 3 of .*router\.jsonl holds no traces") as error:
         read_spans(tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_a_request_is_found_by_its_id_and_the_last_is_the_one_that_ended_last(tmp_path):
-    write_trace(tmp_path, "late", start_ns=START_NS + SECOND_NS)
-    write_trace(tmp_path, "early")
-    assert found(tmp_path).request.attributes["gen_ai.response.id"] == "late"
-    early = found(tmp_path, "early")
-    assert early.request.attributes["gen_ai.response.id"] == "early"
-    assert len(early.spans) == len(read_spans(tmp_path)) // 2
-    assert found(tmp_path, "never") is None
-    assert find_trace([], None) is None
 
 
 def test_other_requests_in_the_trace_of_a_caller_are_not_part_of_a_request(tmp_path):

@@ -3,21 +3,15 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.trace import StatusCode
 
-from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import Unavailable
-from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.types import SamplingParams
 from slipstream.telemetry.metric import Telemetry
-from support.models import tiny
-from support.models.rounds import speculate
 from support.telemetry.listening import Listener, parent_id, span_id
 from support.telemetry.watched_rounds import PREFILL, UNSAMPLED, Script, Watched, scripts, watched
 
-MODEL = tiny.causal()
 COUNTS = st.integers(0, 5)
 
 
@@ -77,26 +71,3 @@ def test_a_round_that_is_given_up_has_ended_and_not_failed(how, error):
     assert len(heard.spans("round")) == 2
     assert {span.status.status_code for span in heard.spans()} == {StatusCode.UNSET}
     assert heard.span("request").attributes["error.type"] == "Cancelled"
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 40))
-def test_the_same_tokens_in_the_same_rounds_come_out_watched_or_not(prompt, max_tokens):
-    def run(observer=None):
-        return speculate(
-            tiny.local_target(MODEL),
-            NgramDraft(),
-            "ngram",
-            prompt,
-            sampling=SamplingParams(),
-            options=SpeculationOptions(),
-            max_tokens=max_tokens,
-            observer=observer,
-        )
-
-    heard = Listener()
-    request = Watched(heard.telemetry, 2)
-    alone = run()
-    assert run(request.tracer).tokens == alone.tokens
-    assert len(alone.tokens) == max_tokens
-    assert [at.verdict for at in request.seen] == [at.verdict for at in alone.rounds]
