@@ -131,7 +131,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def host_in(part: str) -> str:
-    """Return the host of an address."""
     host = part.rpartition(":")[0].rpartition("/")[2]
     for kind in ("ipv4:", "ipv6:", "dns:"):
         host = host.removeprefix(kind)

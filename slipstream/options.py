@@ -76,7 +76,6 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag of this name."""
         return "--" + self.name.replace("_", "-")
 
     def value_in(self, options: Any) -> Any:

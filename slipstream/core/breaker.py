@@ -156,7 +156,6 @@ class FailoverProxy(Generic[P]):
     """Attempts at the replica: that of this request, and that of all of them."""
 
     async def release(self, session_id: str) -> None:
-        """See `core.ports`."""
         await self._end(self._let_go())
 
     async def park(self, ttl_s: float) -> str | None:

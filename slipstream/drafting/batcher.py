@@ -88,7 +88,6 @@ class BatchedDraft:
         await self._execute(lambda: finished(self._engine.release(session_id)))
 
     async def park(self, session_id: str) -> None:
-        """See `LocalDraft.park`."""
         await self._execute(lambda: self._engine.park(session_id))
 
     async def _execute(self, job: Callable[[], None]) -> None:

@@ -78,7 +78,6 @@ class LocalDraft:
         (self.chains or self._scorer).prepare(self.pool)
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
-        """See `core.ports.Draft.propose`."""
         request = self.begin(DraftRequest(sequence, plan))
         while not request.is_done:
             self.step([request])
@@ -142,7 +141,6 @@ class LocalDraft:
             self._sessions[session_id] = held  # the last one to give way
 
     async def release(self, session_id: str) -> None:
-        """See `core.ports.Draft.release`."""
         held = self._sessions.pop(session_id, None)
         if held is not None:
             self._end(held)

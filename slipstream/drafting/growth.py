@@ -64,7 +64,6 @@ class DraftRequest:
 
     @property
     def session_id(self) -> str:
-        """Id of the session."""
         return self.sequence.session_id
 
     @property
@@ -273,5 +272,4 @@ class DraftSession:
 
     @property
     def tokens(self) -> list[int]:
-        """The session's tokens."""
         return self.synced.tokens

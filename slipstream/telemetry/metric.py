@@ -67,7 +67,6 @@ class Instruments:
         return not isinstance(self._meter, NoOpMeter)
 
     def add(self, metric: Metric, amount: float = 1, attributes: Attributes | None = None) -> None:
-        """Add to a counter."""
         self._of(metric).add(amount, attributes)
 
     def total(self, metric: Metric, total: float, attributes: Attributes | None = None) -> None:

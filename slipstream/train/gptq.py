@@ -46,7 +46,6 @@ class Q4Matrix:
         return torch.cat([ends, low | high << 4], 2).flatten(1)
 
     def rows(self, start: int, count: int) -> "Q4Matrix":
-        """Return `count` of its rows from `start` on."""
         part = slice(start, start + count)
         return Q4Matrix(self.codes[part], self.scales[part], self.minima[part])
 

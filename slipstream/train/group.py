@@ -41,7 +41,6 @@ class TrainGroup:
         return value
 
     def of_lead(self, value: float) -> float:
-        """Return the lead's `value`."""
         if self.size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)

@@ -115,7 +115,6 @@ class LocalTarget:
             self._leave(self._sessions[session_id])
 
     async def release(self, session_id: str) -> None:
-        """See `core.ports.Target.release`."""
         held = self._sessions.pop(session_id, None)
         if held is not None:
             self._leave(held)

@@ -180,8 +180,6 @@ class StepBudget:
 
 
 class Activity(StrEnum):
-    """Activity of a target."""
-
     BUSY = "busy"
     """A step is under way."""
     WAITING = "waiting_for_draft"

@@ -104,7 +104,6 @@ class LookupDraft:
         return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
 
     async def release(self, session_id: str) -> None:
-        """See `core.ports.Draft.release`."""
         await self._ngrams.release(session_id)
         await self._draft.release(session_id)
 

@@ -5,8 +5,6 @@ from enum import StrEnum
 
 
 class ReplicaRole(StrEnum):
-    """Role of a replica."""
-
     DRAFT = "draft"
     TARGET = "target"
 

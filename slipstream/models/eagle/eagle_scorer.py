@@ -122,7 +122,6 @@ class EagleScorer(GlideScorer):
         return steps
 
     def score(self, asks: Sequence[Ask]) -> Scores:
-        """See `Scorer.score`."""
         for ask in asks:
             self.check(ask)
         steps = self.steps(asks)

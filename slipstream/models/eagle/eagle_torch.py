@@ -50,7 +50,6 @@ class TorchEagle(TorchDraft):
 
     @torch.inference_mode()
     def fused(self, states: Sequence[Any], slots: Sequence[int]) -> Tensor:
-        """See `EagleBackend.fused`."""
         if not states:
             return self.embeddings.new_zeros(1, self.num_features)
         buffers = [as_tensor(own) for own in states]
@@ -59,7 +58,6 @@ class TorchEagle(TorchDraft):
         return self._fuse(torch.cat(rows, 1).to(self.embeddings))
 
     def joined(self, rows: Sequence[Tensor]) -> Tensor:
-        """See `EagleBackend.joined`."""
         return torch.stack(list(rows))
 
     def features(self, others: Tensor, slots: Tensor, given: Tensor) -> Tensor:
@@ -92,7 +90,6 @@ def torch_draft(
 
 
 def _modules(weights: EagleWeights) -> EagleModel:
-    """Return the modules of weights, on the host."""
     with torch.device("meta"):
         model = EagleModel(weights.config)
         for name in ("fc", "midlayer.self_attn.o_proj"):

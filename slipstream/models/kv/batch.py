@@ -71,7 +71,6 @@ class Batch:
         return len(self.tokens)
 
     def slots_by_part(self) -> tuple[tuple[int, ...], ...]:
-        """Return the slots of each part's tokens."""
         ends = accumulate(self.sizes, initial=0)
         return tuple(tuple(self.slots[start:stop]) for start, stop in pairwise(ends))
 

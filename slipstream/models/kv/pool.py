@@ -274,7 +274,6 @@ class KvPool:
         return pages
 
     def num_users(self, page: int) -> int:
-        """Return the number of users of a page."""
         return self._num_users[page]
 
     def share(self, page: int) -> None:

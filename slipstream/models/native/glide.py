@@ -152,7 +152,6 @@ class NativeEagle(NativeGlide):
         self.model.set_rotary(*rotary_tables(self._config.rotary, length))
 
     def fused(self, states: Sequence[Any], slots: Sequence[int]) -> Array:
-        """See `EagleBackend.fused`."""
         if not states:
             return np.zeros((1, self._config.hidden_size), np.float32)
         kept = (as_float32(_array(state)[:, slots]) for state in states)
@@ -161,7 +160,6 @@ class NativeEagle(NativeGlide):
         return self._fusion.logits(self._normed(np.concatenate(parts, -1), "input_norm"))
 
     def joined(self, rows: Sequence[Array]) -> Array:
-        """See `EagleBackend.joined`."""
         return np.stack(rows)
 
     def _normed(self, values: Array, name: str) -> Array:

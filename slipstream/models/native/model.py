@@ -147,7 +147,6 @@ class NativeModel:
     def contenders(
         self, logits: Array, temperature: float, keys: tuple[int, int]
     ) -> tuple[Array, float] | None:
-        """See `core.verify.draws.FindContenders`."""
         tokens = np.empty(len(logits), np.int32)
         best = c_float()
         found = (byref(best), tokens.ctypes.data, len(tokens))
