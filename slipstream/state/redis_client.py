@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis import exceptions as faults
@@ -51,7 +51,6 @@ class RedisClient:
         self._timeout_s = timeout_s
         self._place = place
         self._is_closed = False
-        self._running: set[asyncio.Task[Any]] = set()
 
     async def run(
         self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool = True
@@ -63,7 +62,8 @@ class RedisClient:
         if self._is_closed:
             raise Unavailable(f"the store at {self._place} is closed")
         try:
-            return await self._in_time(self._evaluate(script, keys, args, again=again))
+            async with asyncio.timeout(self._timeout_s):
+                return await self._evaluate(script, keys, args, again=again)
         except (faults.RedisError, OSError) as error:
             if isinstance(error, faults.ReadOnlyError):
                 # The endpoint may lead to another server by now.
@@ -71,35 +71,9 @@ class RedisClient:
             raise Unavailable(f"the store at {self._place} {_reason(error)}") from None
 
     async def aclose(self) -> None:
-        """Cancel what runs, refuse what comes, and end connections. May be repeated."""
+        """Refuse what comes, and end connections and what waits for them. May be repeated."""
         self._is_closed = True
-        if running := set(self._running):
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
         await self._client.aclose()
-
-    async def _in_time(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Return what the work returns. It has a task of its own.
-
-        `asyncio.wait_for`, which `redis` uses, may lose a cancellation before Python 3.12; here
-        neither the caller's nor the timeout's gets lost.
-        """
-        task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
-        finally:
-            task.cancel()
-        if not done:
-            raise TimeoutError
-        return await task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # has been retrieved, should nothing await the task any more
 
     async def _evaluate(
         self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool
@@ -112,7 +86,7 @@ class RedisClient:
             return await command("EVAL", script.text, *rest)
         except faults.ConnectionError as error:
             # Such as of a server that was restarted behind an idle connection.
-            if not again or type(error) is not faults.ConnectionError:
+            if self._is_closed or not again or type(error) is not faults.ConnectionError:
                 raise
         return await command("EVAL", script.text, *rest)
 
@@ -159,7 +133,8 @@ def connect(options: StoreOptions) -> Redis:
         "db": address.db,
         "username": options.user,
         "password": options.secret(),
-        "socket_timeout": options.timeout_s,
+        # `RedisClient` has one. For this, `redis` uses what loses cancellations before Python 3.12.
+        "socket_timeout": None,
         "socket_connect_timeout": options.timeout_s,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,  # 3 greets with a command more, and has nothing that is needed

@@ -152,7 +152,7 @@ async def test_an_address_without_a_listener_is_refused():
 
 @pytest.mark.parametrize("num_steps", range(0, 24, 2))
 async def test_a_caller_that_waits_for_ever_ends_when_cancelled(server, num_steps):
-    async with redis.asyncio.from_url(server.url) as client:
+    async with redis.asyncio.from_url(server.url, socket_timeout=None) as client:
         calls = RedisClient(client, timeout_s=20.0, place="here")
 
         async def ask_for_ever():
