@@ -9,7 +9,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal
 from slipstream.drafting.engine import LocalDraft
 from slipstream.drafting.growth import CHUNK, DraftRequest
-from slipstream.engine.thread import Done, EngineThread, FailedSteps
+from slipstream.engine.thread import Done, EngineThread, FailedSteps, settle
 
 _LOG = logging.getLogger("slipstream.draft")
 
@@ -111,7 +110,7 @@ class BatchedDraft:
         finally:
             # Anything is left only where the thread takes no more jobs, or the loop ends.
             for entry in (*self._running, *self._inbox):
-                _resolve(entry.answer, Unavailable("the draft is about to stop"))
+                settle(entry.answer, Unavailable("the draft is about to stop"))
             self._running.clear()
             self._inbox.clear()
             self._driver = None
@@ -142,9 +141,9 @@ class BatchedDraft:
                     self._begin(entry)
                 else:
                     entry.run()
-                    _resolve(entry.answer, None)
+                    settle(entry.answer, None)
             except Exception as error:
-                _resolve(entry.answer, error)
+                settle(entry.answer, error)
         self._settle()
 
     def _begin(self, request: DraftRequest) -> None:
@@ -164,7 +163,7 @@ class BatchedDraft:
     def _settle(self) -> None:
         for request in self._running:
             if request.is_done:
-                _resolve(request.answer, request.done(self._clock()))
+                settle(request.answer, request.done(self._clock()))
         self._running = [request for request in self._running if not request.is_done]
 
 
@@ -182,17 +181,3 @@ def together(requests: Sequence[DraftRequest]) -> list[DraftRequest]:
             room -= request.num_tokens
         chosen.append(request)
     return chosen
-
-
-def _resolve(answer: asyncio.Future[Any] | None, outcome: object) -> None:
-    def resolve(answer: asyncio.Future[Any]) -> None:
-        if answer.done():
-            return
-        if isinstance(outcome, Exception):
-            answer.set_exception(outcome)
-        else:
-            answer.set_result(outcome)
-
-    if answer is not None:
-        with suppress(RuntimeError):  # the loop is closed, and no caller waits
-            answer.get_loop().call_soon_threadsafe(resolve, answer)

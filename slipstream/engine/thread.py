@@ -38,20 +38,21 @@ class _Job(Generic[T]):
     asked: float
     answer: asyncio.Future[Done[T]]
 
-    def settle(self, outcome: Done[T] | BaseException | None) -> None:
-        """Answer the coroutine from any thread; None cancels it."""
-        with suppress(RuntimeError):  # the loop is closed, and no caller waits
-            self.answer.get_loop().call_soon_threadsafe(self._set, outcome)
 
-    def _set(self, outcome: Done[T] | BaseException | None) -> None:
-        if self.answer.done():
+def settle(answer: asyncio.Future[Any] | None, outcome: object) -> None:
+    """Answer a coroutine from any thread, by an error or a value."""
+
+    def give(answer: asyncio.Future[Any]) -> None:
+        if answer.done():
             return
-        if outcome is None:
-            self.answer.cancel()
-        elif isinstance(outcome, Done):
-            self.answer.set_result(outcome)
+        if isinstance(outcome, BaseException):
+            answer.set_exception(outcome)
         else:
-            self.answer.set_exception(outcome)
+            answer.set_result(outcome)
+
+    if answer is not None:
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
+            answer.get_loop().call_soon_threadsafe(give, answer)
 
 
 class EngineThread:
@@ -116,7 +117,7 @@ class EngineThread:
             self._is_closed = True
             waiting, self._waiting = self._waiting, set()
         for job in waiting:
-            job.settle(None)
+            settle(job.answer, asyncio.CancelledError())
         self._work.put(None)
         self._thread.join()
 
@@ -146,7 +147,7 @@ class EngineThread:
             self._stop(began)
         else:
             outcome = Done(value, began - job.asked, self._stop(began))
-        job.settle(outcome)
+        settle(job.answer, outcome)
 
     def _stop(self, began: float) -> float:
         with self._lock:
