@@ -6,7 +6,7 @@ It is ready once it writes the line `ready HOST:PORT`.
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream.config import child_environment
@@ -18,7 +18,8 @@ OnLine = Callable[[str, str], None]
 
 READY = "ready "
 ERROR = "error: "
-_PIECE = 1 << 16
+_LONGEST = 1 << 24
+"""Bytes of a line: more than any service writes."""
 
 
 class Child:
@@ -89,7 +90,8 @@ class Child:
             group.create_task(self._process.wait())
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
-        async for line in lines(stream):
+        async for data in stream:
+            line = data.decode(errors="replace").rstrip("\r\n")
             if line.startswith(READY) and not self._address.done():
                 self._address.set_result(line.removeprefix(READY))
             elif line:
@@ -124,18 +126,6 @@ async def start_child(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=child_environment(defaults or {}),
+        limit=_LONGEST,
     )
     return Child(name, process, on_line)
-
-
-async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Yield lines of text as they come; one that is very long comes in pieces."""
-    rest = b""
-    while piece := await stream.read(_PIECE):
-        *whole, rest = (rest + piece).split(b"\n")
-        if len(rest) > _PIECE:
-            whole, rest = [*whole, rest], b""
-        for line in whole:
-            yield line.decode(errors="replace").rstrip("\r")
-    if rest:
-        yield rest.decode(errors="replace")
