@@ -58,13 +58,6 @@ async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line, jou
         await journal.tend()
 
 
-async def test_a_store_that_lost_everything_gets_everything_again(line, journal):
-    await journal.keep([4, 5], None)
-    line.lose_everything()
-    await journal.keep([6], None)
-    assert (await kept(line)).tokens == (1, 2, 3, 4, 5, 6)
-
-
 async def test_a_claim_that_is_lost_again_at_once_is_a_silence_of_the_store(line, journal):
     line.loses_leases = True
     await journal.keep([4], None)
@@ -114,14 +107,6 @@ async def test_a_later_turn_that_names_no_model_is_kept_in_a_store_that_lost_eve
     assert (record.tokens, record.output, record.model) == ((1, 2, 3, 4, 5, 6, 7), (6, 7), "model")
 
 
-async def test_a_router_that_lost_the_session_sends_nothing_more(line, journal):
-    await journal.keep([4], None)
-    await line.acquire(CLAIM)
-    with pytest.raises(SessionTaken):
-        await journal.keep([5], None)
-    assert (await kept(line)).output == (4,)
-
-
 async def test_a_router_that_lost_the_session_during_an_outage_finds_out_and_writes_nothing(
     line, journal
 ):
@@ -168,11 +153,6 @@ async def begun_again_without_the_store(line, *output, says, ending=None):
     line.is_up = True
     await journal.tend()
     return journal
-
-
-async def test_a_request_that_begins_anew_writes_only_what_was_not_kept_before(line):
-    await begun_again_without_the_store(line, 4, 5, 6, says=[4, 5])
-    assert (await kept(line)).output == (4, 5, 6)
 
 
 async def test_a_request_that_begins_anew_passes_what_was_kept_before(line):
