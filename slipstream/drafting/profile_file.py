@@ -35,9 +35,6 @@ class ModelPair:
 
 def profile_file(profile: Profile, pair: ModelPair, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the file's values; `notes` are the command, revision, machine and measurements."""
-    odd = sorted(set(notes) - set(_NOTED))
-    if odd:
-        raise InvalidRequest(f"a profile file has no place for {', '.join(odd)}")
     models = {
         "target": pair.target,
         "draft": pair.draft,
