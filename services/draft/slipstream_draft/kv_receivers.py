@@ -51,11 +51,6 @@ class KvReceivers:
         return sum(receiver.is_reading for receiver in self._receivers.values())
 
     @property
-    def num_channels(self) -> int:
-        """Number of open connections to targets."""
-        return self._channels.num_open
-
-    @property
     def num_received_bytes(self) -> int:
         """Bytes of keys and values that were received, of sessions that are gone too."""
         received = (receiver.num_received_bytes for receiver in self._receivers.values())

@@ -130,11 +130,6 @@ class Channels:
         self._open: OrderedDict[_DialledAddress, _Dialled] = OrderedDict()
         """The one whose use ended longest ago comes first."""
 
-    @property
-    def num_open(self) -> int:
-        """Number of channels, used and idle."""
-        return len(self._open)
-
     @asynccontextmanager
     async def to(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         """Keep a channel to HOST:PORT open meanwhile."""

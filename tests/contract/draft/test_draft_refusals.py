@@ -213,7 +213,6 @@ async def test_a_forbidden_source_is_never_dialled(models, tmp_path, patterns, a
         feed = feed_at(address.format(path=path, port=port))
         with pytest.raises(kind):
             await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
-        assert drafts.receivers.num_channels == 0
         await drafts.until_empty()
     assert dialled == []
 

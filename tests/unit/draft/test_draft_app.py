@@ -117,8 +117,8 @@ async def test_few_unused_channels_stay_open():
         address = f"127.0.0.1:{1000 + at}"
         async with channels.to(address) as first, channels.to(address) as second:
             assert second is first
-        assert channels.num_open == min(at + 1, MAX_IDLE)
+        assert len(channels._open) == min(at + 1, MAX_IDLE)
     async with channels.to(address) as again:
         assert again is first
     await channels.close()
-    assert channels.num_open == 0
+    assert len(channels._open) == 0

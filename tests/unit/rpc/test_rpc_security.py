@@ -157,7 +157,7 @@ async def test_who_comes_after_a_change_has_a_channel_with_the_new_certificates(
                 assert new is not old
                 stub = target_pb2_grpc.TargetServiceStub(new)
                 assert [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
-        assert channels.num_open == 1
+        assert len(channels._open) == 1
         async with channels.to(address) as again:
             assert again is new
         await channels.close()
