@@ -11,16 +11,15 @@ the same tokens.
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from slipstream.core import errors
 from slipstream.core.breaker import FailoverProxy, InUse
-from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError, check_fits
+from slipstream.core.errors import CapacityError, SlipstreamError, check_fits
 from slipstream.core.ports import Draft, Target
+from slipstream.core.round import CONTEXT
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import CONTEXT
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Verdict, Verification
 from slipstream.core.verify.port_checks import check_proposal
@@ -43,9 +42,9 @@ _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
 )
 Leave = Callable[[str, Collection[str]], bool]
 """Return whether to leave the draft of this name for one that is not among the names given."""
-LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
-"""Proposals between two checks of that: at least so many, and one for every so many tokens that the
-next draft would have to read."""
+LEAVE_AFTER, LEAVE_SHARE = 24, 40
+"""Tokens that become final between two checks of that: at least so many, and one for every so many
+tokens that the next draft would have to read."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,8 +54,8 @@ class FailoverDraft(FailoverProxy[Draft]):
     vocab_size: int
     leave: Leave = lambda name, excluded: False
     _reason: str = NO_DRAFT
-    _num_proposals: int = 0
-    """Proposals since it was checked whether to leave the draft."""
+    _num_checked: int = 0
+    """Tokens when it was checked whether to leave the draft, or the draft was taken."""
     _logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
     """Failures that were logged: a draft that keeps failing is tried again and again."""
 
@@ -82,21 +81,22 @@ class FailoverDraft(FailoverProxy[Draft]):
         self._succeeded()
         self._reason = NO_DRAFT
         if not len(proposal.tree):
-            lacking = _LACKING.get(proposal.stopped_by)
-            if lacking == CONTEXT:  # of no more use to the request, whose tokens only grow
+            lacks = lacking(proposal)
+            if lacks == CONTEXT:  # of no more use to the request, whose tokens only grow
                 self._reason = CONTEXT
                 await self._end(self._let_go())
-            return _without_draft(plan, replace(proposal, fallback=lacking))
+            return _without_draft(plan, replace(proposal, fallback=lacks))
         return proposal
 
     async def _current(self, sequence: TokenSequence) -> InUse[Draft] | None:
         used = self._used
         if used is None:
+            self._num_checked = len(sequence)
             return None if self._reason == CONTEXT else self._take()
-        self._num_proposals += 1
-        if self._num_proposals < max(LEAVE_ROUNDS, len(sequence) / LEAVE_TOKENS):
+        num_tokens = len(sequence) - self._num_checked
+        if num_tokens < max(LEAVE_AFTER, len(sequence) / LEAVE_SHARE):
             return used
-        self._num_proposals = 0
+        self._num_checked = len(sequence)
         if not self.leave(used.name, self._resting()):
             return used
         await self._end(self._let_go())
@@ -123,6 +123,11 @@ class FailoverDraft(FailoverProxy[Draft]):
             _LOG.exception("the draft %s did not free session %s", name, self._session_id)
 
 
+def lacking(proposal: Proposal) -> str | None:
+    """Return what an empty proposal's draft lacks, in a word or two; None for any other one."""
+    return None if len(proposal.tree) else _LACKING.get(proposal.stopped_by)
+
+
 def reason_of(error: Exception) -> str:
     """Return a word or two for why no draft answered."""
     return next((word for kind, word in _REASONS if isinstance(error, kind)), "failed")
@@ -133,10 +138,6 @@ def _check(session: Session, plan: Plan, proposal: Proposal, *, vocab_size: int)
     check_fits("the proposal has", len(tree), "nodes", plan.max_nodes)
     check_fits("the proposal has", max(tree.depths(), default=0), "levels", plan.max_depth)
     check_proposal(session, proposal, vocab_size=vocab_size, roots=plan.roots)
-    for stats in proposal.stats:
-        numbers = (stats.top_prob, stats.prob, stats.entropy, stats.score or 0.0)
-        if not all(map(math.isfinite, numbers)):
-            raise InvalidRequest(f"a node's statistics are {numbers}, which are no numbers")
 
 
 def _without_draft(plan: Plan, proposal: Proposal) -> Proposal:

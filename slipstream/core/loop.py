@@ -28,6 +28,7 @@ async def decode(
     while True:
         with timed(round_, Port.VERIFY, clock, observer):
             round_.verdict = await target.verify(sequence, round_.proposal)
+        round_.take_proposal()
         sequence.append(round_.verdict.tokens)
         if observer is not None:
             observer.record(round_)

@@ -20,6 +20,20 @@ def seconds_of(times: Times | None) -> float:
     return 0.0 if times is None else times[1] - times[0]
 
 
+CONTEXT = "context"
+"""End at the limit of the draft's own context."""
+NO_ROOM = "memory"
+"""End of a session that the draft has no room for now."""
+TOO_DEAR = "load"
+"""End where no further token is worth its time."""
+LATE = "late"
+"""`Proposal.fallback` where a proposal takes longer than it is worth, and may still come."""
+STOP_REASONS = (
+    *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, NO_ROOM),
+    *("lookup", "grammar", "none"),
+)
+"""All that may end the drafting of a proposal: the values of `Proposal.stopped_by`."""
+
 PREFILL, SPECULATIVE, PLAIN = "prefill", "speculative", "plain"
 NO_PLAN = Plan(max_depth=0, max_nodes=0)
 NO_VERDICT = Verdict((), 0)
@@ -93,6 +107,16 @@ class Round:
         if self.index == 0:
             return PREFILL
         return SPECULATIVE if self.num_nodes else PLAIN
+
+    def take_proposal(self) -> None:
+        """Take in what the target requested itself, and when, if it did."""
+        verdict = self.verdict
+        if verdict.proposal is None or self.verifying is None:
+            return
+        start_s, end_s = self.start_s, self.verifying[1]
+        middle_s = min(start_s + verdict.proposing_s, end_s)
+        self.proposal, self.verifying = verdict.proposal, (middle_s, end_s)
+        self.proposing = (start_s, middle_s) if verdict.proposing_s else None
 
     @property
     def _num_roots(self) -> int:

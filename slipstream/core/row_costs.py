@@ -149,6 +149,7 @@ class Prices:
     """Seconds of a proposal outside the draft's engine, if known."""
     _engine_s: float | None = None
     """Seconds of a plain round in the target's engine, if known."""
+    _are_granted: bool = False
 
     def __post_init__(self) -> None:
         self._pinned = None if self.row_cost is None else RowCosts.straight(self.row_cost)
@@ -187,11 +188,23 @@ class Prices:
         """Return the plain rounds that a wait takes."""
         return seconds / self.round_s if self.round_s and 0 <= seconds < math.inf else 0.0
 
-    def verified(self, waited_s: float, engine_s: float | None) -> None:
+    def verified(
+        self, waited_s: float, engine_s: float | None, *, is_granted: bool = False
+    ) -> float:
         """Learn that a verification took so long, and the target's engine so long of that, None
-        where nothing lies between. What is no time teaches nothing."""
-        if engine_s is not None and 0 <= waited_s - engine_s < math.inf:
-            self.target_way_s = self._usual(self.target_way_s, waited_s - engine_s)
+        where nothing lies between. What is no time teaches nothing.
+
+        Where rounds are granted, plain ones are, too; return the plain rounds that this one took
+        longer on its way than these.
+        """
+        way_s = -1.0 if engine_s is None else waited_s - engine_s
+        if not 0 <= way_s < math.inf:
+            return 0.0
+        if self._are_granted and not is_granted:
+            return self.waited(max(way_s - (self.target_way_s or 0.0), 0.0))
+        usual_s = self.target_way_s if self._are_granted or not is_granted else None
+        self.target_way_s, self._are_granted = self._usual(usual_s, way_s), is_granted
+        return 0.0
 
     def drafted(self, num_steps: int, waited_s: float | None, engine_s: float | None) -> float:
         """Learn that a proposal of so many steps took so long, and its engine so long of that, None

@@ -245,7 +245,7 @@ class Proposal:
     stats: tuple[NodeStats, ...] = ()
     distributions: tuple[SparseDistribution | None, ...] = ()
     stopped_by: str = "none"
-    """Reason for which the drafting ended, one of `stop_reasons.STOP_REASONS`."""
+    """Reason for which the drafting ended, one of `round.STOP_REASONS`."""
     fallback: str | None = None
     """Reason why no draft answered, where a plain round stands in for a lost draft."""
     staleness: int | None = None
@@ -284,3 +284,7 @@ class Verdict:
     """Tokens that the session's grammar forces behind the verdict's, as far as they are known."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Log probabilities of the prompt's tokens but the first, where requested: at its prefill."""
+    proposal: Proposal | None = field(default=None, compare=False)
+    """The proposal of a round that was granted; None: that of the call."""
+    proposing_s: float = field(default=0.0, compare=False)
+    """Seconds that this took, from the verdict before."""

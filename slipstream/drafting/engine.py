@@ -10,9 +10,9 @@ from typing import Protocol
 from slipstream.core import errors
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Stop, make_stop
+from slipstream.core.round import CONTEXT, NO_ROOM
 from slipstream.core.row_costs import DEFAULT_STEP_COST
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import CONTEXT, NO_ROOM
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.drafting import reader

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slipstream.core.draft.cape import Chain, cape_tree
 from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.policy.stop import Stop
-from slipstream.core.stop_reasons import TOO_DEAR
+from slipstream.core.round import TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Shape, SparseDistribution, Verification
 from slipstream.drafting.growth import Growth, ProposalSteps, Steps

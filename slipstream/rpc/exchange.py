@@ -5,7 +5,7 @@ Carries bytes, so that the caller can time how long values take to be turned int
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ class CallOptions:
 
 
 class Exchange:
-    """A bidirectional stream on which every message has one answer. One user at a time.
+    """A bidirectional stream of messages and answers. One user at a time.
 
     The first message opens it. A round that is cancelled, or takes too long, ends it.
     """
@@ -81,18 +81,23 @@ class Exchange:
     def is_open(self) -> bool:
         return self._call is not None
 
-    async def ask(self, message: bytes, *, num_tokens: int = 0) -> bytes:
-        """Send a message, which carries so many tokens, and wait for its answer.
+    async def ask(self, *messages: bytes, num_tokens: int = 0) -> bytes:
+        """Send messages, which carry so many tokens, and wait for the answer to the first.
 
         Raises the error that the replica ended the stream with, `Unavailable` when it can't be
         reached, and `DeadlineExceeded` naming it when it does not answer in time.
         """
         if self._is_over:
             raise self._has_ended()
-        return await self._within(self._options.limit_s(num_tokens), self._ask(message))
+        return await self._within(self._options.limit_s(num_tokens), self._ask(messages))
+
+    async def send(self, message: bytes) -> None:
+        """Send a message without an answer of its own; errors of the stream surface on read."""
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await self._call.write(message)
 
     async def more(self, limit_s: float) -> bytes:
-        """Wait for another answer to the last message, for up to so long. Raises as `ask` does."""
+        """Wait for another answer, for up to so long. Raises as `ask` does."""
         return await self._within(limit_s, self._read())
 
     async def finish(self, message: bytes) -> None:
@@ -140,12 +145,11 @@ class Exchange:
             return self._has_ended()
         return DeadlineExceeded(f"{self._peer.name} did not answer within {limit_s:g} s")
 
-    async def _ask(self, message: bytes) -> bytes:
+    async def _ask(self, messages: Sequence[bytes]) -> bytes:
         if self._call is None:
             self._call = self._opened()
-        # The reason of a stream's end surfaces on read.
-        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            await self._call.write(message)
+        for message in messages:
+            await self.send(message)
         return await self._read()
 
     async def _read(self) -> bytes:

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from slipstream.core.round import LATE
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import LATE
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert import timing_from_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Proposal, ReplyTiming, Session, Verdict
-from slipstream.core.verify.port_checks import check_verdict
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Verdict
+from slipstream.core.verify.port_checks import check_proposal, check_verdict
 from slipstream.rpc.conversion.convert import timing_from_pb, verdict_from_pb, verify_to_pb
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.exchange import CallOptions, Peer
@@ -17,6 +17,9 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.spans import carried
 
 MAX_CREDENTIAL_CHARS = 256
+MAX_WINDOW = 8
+"""Most granted rounds that are under way."""
+_SHORTEST_ROUND_S = 0.001
 VERIFY = "/slipstream.rpc.v1.TargetService/Verify"
 
 
@@ -33,34 +36,100 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         self._expected = expected
         self._session_id = ""
         self._credential = ""
+        self.num_due = self.num_failed = 0
+        """Granted rounds whose verdicts have not come, and those that had no proposal."""
+        self._granted: tuple[int, bytes] | None = None
+        """Rounds to be granted with the next verification."""
+        self._way_s = self._service_s = 0.0
+        """Seconds of the last requested round: on the way, and in the target."""
         if peer.lost is not None:
             give_up = asyncio.get_running_loop().create_task(self._give_up(peer.lost()))
             self._use.callback(give_up.cancel)
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
-        """See `core.ports.Target.verify`; `timing` has the parts of the time that it took."""
-        clock = self._options.clock
-        began = clock()
-        delta = self._news(sequence)
-        verify = verify_to_pb(delta, proposal)
-        trace = trace_to_pb(carried())
-        message = target_pb2.VerifyRequest(verify=verify, trace=trace).SerializeToString()
-        packed_s = clock() - began
-        num_tokens = len(delta.tokens)
-        if not self._exchange.is_open:
-            await self.open(sequence.session)
-        answer = await self._exchange.ask(message, num_tokens=num_tokens)
-        began = clock()
-        response = self._parsed(answer)
-        if response.HasField("queued"):
-            limit_s = self._options.queue_s + self._options.limit_s(num_tokens)
-            answer = await self._exchange.more(limit_s)
-            began = clock()
-            response = self._parsed(answer)
+        """See `core.ports.Target.verify`; `timing` has the parts of the time that it took.
+
+        Where granted rounds are due, this is the next of them: what it verifies is the target's
+        choice, and `proposal` is not read.
+        """
+        clock, is_granted, packed_s = self._options.clock, self.num_due > 0, 0.0
+        if is_granted:
+            answer = await self._exchange.more(self._options.limit_s(0))
+            response, began = await self._decided(answer, 0)
+        else:
+            response, packed_s, began = await self._asked(sequence, proposal)
         verdict, timing = self._checked(response, sequence, proposal)
+        self._count(verdict, is_granted=is_granted)
         self._num_sent = len(sequence) + len(verdict.tokens)
         serialisation_s = packed_s + clock() - began
         return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
+
+    async def grant(self, plan: Plan, address: str, num_rounds: int) -> None:
+        """Let the target go on for so many rounds behind those that are due, or behind the next
+        verification. It asks the draft that reads its keys and values, which reach it there, for
+        proposals under this plan, and waits for each for `plan.worth_s`."""
+        wait_s = self._options.round_s if plan.worth_s is None else plan.worth_s
+        grant = target_pb2.GrantRounds(
+            num_rounds=num_rounds,
+            plan=message_of(draft_pb2.Plan, plan, feed=self.feed(address)),
+            max_wait_ms=round(1000 * wait_s),
+        )
+        message = target_pb2.VerifyRequest(grant=grant).SerializeToString()
+        if self.num_due:
+            self.num_due += num_rounds
+            await self._exchange.send(message)
+        else:
+            self._granted = num_rounds, message
+
+    @property
+    def window(self) -> int:
+        """Rounds to be granted at a time, so that the target never waits for a grant."""
+        service_s = max(self._service_s, _SHORTEST_ROUND_S)
+        return min(2 + int(self._way_s / service_s), MAX_WINDOW)
+
+    async def _asked(
+        self, sequence: TokenSequence, proposal: Proposal
+    ) -> tuple[target_pb2.VerifyResponse, float, float]:
+        """Request a verdict; return the answer, the seconds of packing, and when it came."""
+        clock = self._options.clock
+        began = clock()
+        delta, num_granted = self._news(sequence), 0
+        trace = trace_to_pb(carried())
+        verify = target_pb2.VerifyRequest(verify=verify_to_pb(delta, proposal), trace=trace)
+        messages = [verify.SerializeToString()]
+        if self._granted is not None:
+            (num_granted, grant), self._granted = self._granted, None
+            messages.append(grant)
+        sent_s = clock()
+        num_tokens = len(delta.tokens)
+        if not self._exchange.is_open:
+            await self.open(sequence.session)
+        answer = await self._exchange.ask(*messages, num_tokens=num_tokens)
+        response, came_s = await self._decided(answer, num_tokens)
+        self.num_due = num_granted
+        self._service_s = response.verdict.timing.total_us / 1e6
+        self._way_s = max(came_s - sent_s - self._service_s, 0.0)
+        return response, sent_s - began, came_s
+
+    async def _decided(
+        self, answer: bytes, num_tokens: int
+    ) -> tuple[target_pb2.VerifyResponse, float]:
+        """Return an answer, or the one behind it where the round waits for memory, and when it
+        came."""
+        came_s, response = self._options.clock(), self._parsed(answer)
+        if response.HasField("queued"):
+            limit_s = self._options.queue_s + self._options.limit_s(num_tokens)
+            answer, came_s = await self._exchange.more(limit_s), self._options.clock()
+            response = self._parsed(answer)
+        return response, came_s
+
+    def _count(self, verdict: Verdict, *, is_granted: bool) -> None:
+        """Count the rounds that are due: a verdict may be the last one of those granted."""
+        self.num_due -= is_granted
+        has_failed = verdict.proposal is not None and verdict.proposal.fallback is not None
+        self.num_failed += has_failed
+        if has_failed or verdict.finish_reason is not None:
+            self.num_due = 0
 
     def feed(self, address: str) -> draft_pb2.KvFeed | None:
         """Return where a draft reads keys and values; None before the first verdict."""
@@ -98,9 +167,13 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         self, response: target_pb2.VerifyResponse, sequence: TokenSequence, proposal: Proposal
     ) -> tuple[Verdict, common_pb2.ReplyTiming]:
         message = self._require(response, "verdict").verdict
+        session, vocab_size = sequence.session, self._expected.vocab_size
         try:
             verdict = verdict_from_pb(message, ReplyTiming())
-            check_verdict(sequence, proposal, verdict, vocab_size=self._expected.vocab_size)
+            if verdict.proposal is not None:
+                proposal = verdict.proposal
+                check_proposal(session, proposal, vocab_size=vocab_size)
+            check_verdict(sequence, proposal, verdict, vocab_size=vocab_size)
         except InvalidRequest as error:
             name = self._peer.name
             raise InternalError(f"{name} gave a broken verdict: {error}") from None

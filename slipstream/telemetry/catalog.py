@@ -95,6 +95,9 @@ TOKENS_COPIED_ACCEPTED = _counter(
 )
 TOKENS_FINAL = _counter("tokens.final", "{token}", "Output tokens, the target's own included.")
 ROUNDS = _counter("rounds", "{round}", "Rounds: prefill, speculative or plain.", "kind")
+ROUNDS_GRANTED = _counter(
+    "rounds.granted", "{round}", "Of those, the ones that targets began by themselves."
+)
 ROUND_DURATION = _seconds("round.duration", "Rounds, drafting and wire included.", "kind")
 ROUND_ACCEPTED = _sizes(
     "round.accepted", "{token}", "Draft tokens that a speculative round accepted.", ROUTER, _TOKENS

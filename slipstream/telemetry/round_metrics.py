@@ -30,6 +30,7 @@ class RoundMetrics:
         if not self._instruments.are_exported:
             return
         self.count(catalog.ROUNDS, round_.kind)
+        self.count(catalog.ROUNDS_GRANTED, amount=round_.verdict.proposal is not None)
         self.count(catalog.TOKENS_FINAL, amount=len(round_.verdict.tokens))
         self._instruments.record(catalog.ROUND_DURATION, round_.seconds, {"kind": round_.kind})
         if round_.proposing is not None:

@@ -7,9 +7,10 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.tree import TokenTree
+from slipstream.core.tree import CopySource, TokenTree
 from slipstream.core.types import Proposal, ReplyTiming, Verdict
 from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.exchange import Peer
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from support.models import scripted
@@ -57,6 +58,65 @@ async def test_the_first_proposal_opens_the_session_for_this_target_and_names_it
     news = engine.got[2].propose.delta  # whatever became final since the last proposal
     assert (news.start, list(news.tokens)) == (3, [9, 8])
     assert engine.got[1].propose.plan.threshold == 0.5
+
+
+def granted(*tokens, fallback="", proposing_us=5000):
+    """The verdict of a granted round on one right node, and on a wrong one as a copy."""
+    answer, drafted = scripted.verdict(*tokens), Proposal(TokenTree.chain([tokens[0], 99]))
+    answer.verdict.proposed.proposal.CopyFrom(proposal_to_pb(drafted))
+    answer.verdict.proposed.num_copied = 1
+    answer.verdict.num_accepted = 1
+    answer.verdict.fallback, answer.verdict.proposing_us = fallback, proposing_us
+    return answer
+
+
+async def test_granted_rounds_are_awaited_without_a_request_until_one_falls_back():
+    engine, sequence = scripted.target_engine(), TokenSequence(scripted.SESSION, (1, 2, 3))
+    answers = (
+        scripted.verdict(9),
+        granted(8, 7),
+        granted(6, 5, fallback="late"),
+        scripted.verdict(4),
+    )
+    async with dialled(engine, scripted.remote_target, *answers) as remote:
+        await remote.grant(scripted.PLAN, "10.0.0.1:7", 1)
+        assert (await remote.verify(sequence, Proposal())).proposal is None
+        sequence.append((9,))
+        await remote.grant(scripted.PLAN, "10.0.0.1:7", 3)
+        for tokens, word in (((8, 7), None), ((6, 5), "late")):
+            verdict = await remote.verify(sequence, Proposal())
+            sequence.append(verdict.tokens)
+            assert (verdict.tokens, verdict.num_accepted) == (tokens, 1)
+            assert verdict.proposal.tree.tokens == (tokens[0], 99)
+            assert verdict.proposal.sources == (CopySource.LOOKUP,)
+            assert (verdict.proposal.fallback, verdict.proposing_s) == (word, 0.005)
+        assert (remote.num_due, remote.num_failed) == (0, 1)
+        assert (await remote.verify(sequence, Proposal())).tokens == (4,)
+    assert engine.kinds == ["open", "verify", "grant", "grant", "verify"]
+    first, second = (engine.got[at].grant for at in (2, 3))
+    assert (first.num_rounds, second.num_rounds, first.max_wait_ms) == (1, 3, 30_000)
+    assert second.plan.feed == scripted.FEED
+    again = engine.got[4].verify.delta  # the target knows what it made final itself
+    assert (again.start, list(again.tokens)) == (8, [])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "field", "value"),
+    [((8, 7), "num_accepted", 2), ((8, 100), "num_accepted", 1), ((8, 7), "num_copied", 3)],
+)
+async def test_a_granted_verdict_that_no_target_reaches_on_what_it_names_is_an_error(
+    tokens, field, value
+):
+    answer = granted(*tokens)
+    at = answer.verdict.proposed if field == "num_copied" else answer.verdict
+    setattr(at, field, value)
+    engine, sequence = scripted.target_engine(), TokenSequence(scripted.SESSION, (1, 2, 3))
+    async with dialled(engine, scripted.remote_target, scripted.verdict(9), answer) as remote:
+        await remote.grant(scripted.PLAN, "10.0.0.1:7", 1)
+        await remote.verify(sequence, Proposal())
+        sequence.append((9,))
+        with pytest.raises(errors.InternalError, match="gave a broken verdict"):
+            await remote.verify(sequence, Proposal())
 
 
 @BOTH

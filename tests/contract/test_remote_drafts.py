@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core import errors
+from slipstream.core.round import LATE
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import LATE
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal
 from slipstream.rpc.v1 import draft_pb2

@@ -94,6 +94,7 @@ def await_all(told, to):
         return (
             all(count(router, metric) == total for metric, total in expected.items())
             and count(target, catalog.TARGET_QUEUE) == rounds
+            and 0 < count(router, catalog.ROUNDS_GRANTED) < rounds
             and (lost or count(draft, catalog.DRAFT_QUEUE) == count(router, catalog.DRAFT_WAIT))
         )
 

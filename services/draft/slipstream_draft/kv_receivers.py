@@ -36,7 +36,8 @@ class KvReceivers:
         """`options` are those of channels to targets; `device` is that of the draft; `sources` are
         the allowed targets, by default those of this machine."""
         keep_freed_memory()
-        self._channels = Channels(options)
+        self.channels = Channels(options)
+        """Channels to targets."""
         self._sources = sources or KvSources()
         self._device = device
         self._receivers: dict[str, KvReceiver] = {}
@@ -131,7 +132,7 @@ class KvReceivers:
             self.close(session_id)
         while self._readers:
             await asyncio.wait(self._readers)
-        await self._channels.close()
+        await self.channels.close()
 
     def _make_room(self, num_bytes: int) -> None:
         """Free parked sessions' mirrors, the longest parked first, as far as needed."""
@@ -148,7 +149,7 @@ class KvReceivers:
         def new_mirror(limit: int) -> KvMirror:
             return KvMirror(form.layers, layout, limit=limit, budget=self.budget)
 
-        return KvReceiver(self._channels, self._readers, new_mirror, form)
+        return KvReceiver(self.channels, self._readers, new_mirror, form)
 
 
 class KvCatchUp:

@@ -7,16 +7,17 @@ for the session is freed, unless it was parked.
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import grpc
 
-from slipstream.core.draft.ngram_draft import NgramDraft
+from slipstream.core.draft.ngram_draft import NgramDraft, with_copies
 from slipstream.core.errors import HandshakeError, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, Proposal, ReplyTiming
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Verification
 from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.checks import check_delta, check_plan, check_session
@@ -35,11 +36,15 @@ from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import DraftTelemetry, target_expectations
+from slipstream_draft.kv_receiver import KvAddress
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
+from slipstream_draft.proposals import ProposalCalls
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_COPIED = Done(Proposal(), 0.0, 0.0)
+"""Work of the engine for a proposal that is copied: none."""
 _clock = time.perf_counter  # that of the engine's thread, and of spans
 
 
@@ -52,6 +57,12 @@ class SpeculateStream:
     vocab_size: int
     form: KvFormat | None
     """Format of the keys and values that it reads, if any."""
+    ngrams: NgramDraft = field(default_factory=NgramDraft)
+    """Copies of its text, for granted rounds."""
+    calls: ProposalCalls | None = None
+    """Requests of its target for the proposals of granted rounds."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a proposal is made: router and target may ask at once."""
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -105,6 +116,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 if message.HasField("park"):
                     return
         finally:
+            if stream.calls is not None:
+                stream.calls.end()
             await self._leases.close(stream.lease)
 
     async def DescribeDraft(
@@ -166,7 +179,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             numbering = asked.target.tokenizer_hash
             store = self._drafter.stores.of(numbering, vocab_size=vocab_size)
             self._drafter.draft.begin(session, store)
-        return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
+        stream = SpeculateStream(TokenSequence(session), lease, vocab_size, form)
+        if form is not None and session.verification is Verification.EXACT:
+            propose = partial(self._propose, stream=stream, reply=None)
+            stream.calls = ProposalCalls(self._receivers.channels, propose)
+        return stream
 
     async def _answer(
         self, message: draft_pb2.SpeculateRequest, stream: SpeculateStream
@@ -186,25 +203,41 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, message: draft_pb2.Propose, stream: SpeculateStream, reply: Reply | None
     ) -> draft_pb2.Proposed:
         arrived = _clock()
-        delta, plan = convert.delta_from_pb(message.delta), value_from_pb(Plan, message.plan)
-        check_delta(delta, stream.sequence.session, stream.vocab_size)
-        stream.sequence = delta.applied(stream.sequence)
-        check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)
-        began = _clock()
-        ready = self._catch_up.ready(stream.sequence, stream.form, message.plan)
-        has_waited, asked = await ready, _clock()
-        if has_waited and reply is not None:
-            reply.part("kv.wait", began, asked)
-        done = await self._draft(stream, plan)
+        async with stream.turn:
+            delta, plan = convert.delta_from_pb(message.delta), value_from_pb(Plan, message.plan)
+            check_delta(delta, stream.sequence.session, stream.vocab_size)
+            stream.sequence = delta.applied(stream.sequence)
+            check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)
+            began = _clock()
+            ready = self._catch_up.ready(stream.sequence, stream.form, message.plan)
+            has_waited, asked = await ready, _clock()
+            if has_waited and reply is not None:
+                reply.part("kv.wait", began, asked)
+            if stream.calls is not None:
+                stream.calls.follow(value_from_pb(KvAddress, message.plan.feed))
+            proposal, done = await self._proposal(stream, plan)
         self._num_rounds += 1
         self._telemetry.record_proposal(reply, done, asked_s=asked, kv_wait_s=asked - began)
-        proposal = done.value
         timing = ReplyTiming(_clock() - arrived, done.queue_s, done.engine_s, asked - began)
         return draft_pb2.Proposed(
             proposal=proposal_to_pb(proposal),
             staleness=proposal.staleness or 0,
             timing=convert.timing_to_pb(timing),
+            num_copied=len(proposal.sources),
         )
+
+    async def _proposal(
+        self, stream: SpeculateStream, plan: Plan
+    ) -> tuple[Proposal, Done[Proposal]]:
+        """Return the proposal, copies included, and what the engine did for it."""
+        done = _COPIED
+
+        async def propose(sequence: TokenSequence, plan: Plan) -> Proposal:
+            nonlocal done
+            done = await self._draft(stream, plan)
+            return done.value
+
+        return await with_copies(stream.ngrams, stream.sequence, plan, propose), done
 
     async def _draft(self, stream: SpeculateStream, plan: Plan) -> Done[Proposal]:
         """Propose on the engine's thread, unless another request takes the session over first."""

@@ -232,6 +232,7 @@ class RequestRunner:
             target_wait_s=config.target_wait_s,
             store=self.ngrams.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size),
             on_loss=on_loss,
+            may_grant=not call.asked.ask.stop,
         )
 
 

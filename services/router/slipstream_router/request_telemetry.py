@@ -33,6 +33,7 @@ _FROM_THE_START = (
     catalog.TOKENS_DRAFTED,
     catalog.TOKENS_ACCEPTED,
     catalog.TOKENS_FINAL,
+    catalog.ROUNDS_GRANTED,
     catalog.TOKENS_UNKEPT,
     catalog.TARGET_LOSSES,
 )

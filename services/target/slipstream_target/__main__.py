@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import BAD_INPUT, FAILED
@@ -24,7 +25,8 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.tensors import dtype_of
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.state.factory import announced_in
-from slipstream.telemetry.metric import Telemetry, sampled
+from slipstream.telemetry import catalog
+from slipstream.telemetry.metric import Instruments, Telemetry, sampled
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import BuiltTarget, build_target
 from slipstream_target.config import TargetConfig
@@ -68,7 +70,7 @@ async def _serve_with(
         await server.set_serving(True)
         async with (
             announced_in(config.store, ReplicaRole.TARGET, reached, incarnation),
-            sampled(telemetry.instruments, servicer.sample),
+            sampled(telemetry.instruments, partial(sample, servicer)),
         ):
             await server.serve_until_stopped(
                 ready=lambda: say_ready(address), broken=servicer.broken
@@ -82,6 +84,24 @@ def _lost(reason: str, is_input: bool) -> None:
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
     os._exit(BAD_INPUT if is_input else FAILED)
+
+
+def sample(servicer: TargetServicer, instruments: Instruments) -> None:
+    """Record the present load, and the totals since the start. About once a second."""
+    target, load, put, total = servicer.target, servicer.load(), instruments.put, instruments.total
+    put(catalog.KV_USED, load.kv_bytes)
+    put(catalog.KV_CAPACITY, load.kv_capacity_bytes)
+    put(catalog.KV_CACHED, load.kv_cached_bytes)
+    put(catalog.KV_STREAMS, load.num_kv_streams)
+    put(catalog.SESSIONS, load.num_sessions, {"state": "active"})
+    put(catalog.SESSIONS, load.num_parked, {"state": "parked"})
+    put(catalog.WAITING, load.num_waiting)
+    put(catalog.ROWS_IN_FLIGHT, target.tokens_in_flight)
+    put(catalog.ROWS_FREE, target.tokens_free)
+    put(catalog.DRAFT_WAIT_SHARE, target.spent.waiting_share())
+    for activity, seconds in target.spent.totals().items():
+        total(catalog.TARGET_TIME, seconds, {"state": activity.value})
+    total(catalog.KV_SENT, load.kv_streamed_bytes)
 
 
 def _load(

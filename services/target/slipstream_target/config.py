@@ -119,8 +119,9 @@ class TargetConfig:
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""
+        names, methods = self.tls_draft_names, ("StreamKv", "StreamProposals")
         return self.replica.server_options(
-            self.listen, self.tls, self.sessions.max_sessions, StreamKv=self.tls_draft_names
+            self.listen, self.tls, self.sessions.max_sessions, **dict.fromkeys(methods, names)
         )
 
     def target_limits(self, num_layers: int) -> TargetLimits:

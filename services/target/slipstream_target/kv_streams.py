@@ -41,6 +41,7 @@ from slipstream.rpc.v1 import target_pb2
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammar_constraint import CompiledGrammar
 from slipstream.verifying.kv_sender import KvSender, KvSlice
+from slipstream_target.granted import GrantedRounds
 
 MAX_READERS = 4
 """Readers of one session: a draft, and what it left behind when it lost its connection."""
@@ -84,6 +85,7 @@ class VerifyStream:
         """Longest time for a round of it to wait for memory; None for no limit."""
         self.is_ended = False
         """True if the request has ended, or another one has taken the session over."""
+        self.granted = GrantedRounds()
         self._linger_s = linger_s
         self._readers: set[KvReader] = set()
 
@@ -102,6 +104,7 @@ class VerifyStream:
         if self.is_ended:
             return
         self.is_ended = True
+        self.granted.propose_by(None)
         self.notify()
         until = asyncio.get_running_loop().time() + self._linger_s
         for reader in self._readers:
@@ -167,7 +170,12 @@ class KvStreams:
         wrong credential, what `view_layout` does for layers, `SessionOutOfSync` for a start above
         what is held.
         """
-        session = self._admit(request)
+        if request.start in range(request.skip_from, request.skip_to):
+            raise InvalidRequest(
+                f"start is {request.start}, but positions {request.skip_from} to"
+                f" {request.skip_to - 1} are not read"
+            )
+        session = self.admit(request)
         source = KvStreamSource(request.session_id, self._incarnation)
         layout = view_layout(self._target.layout, request.layers)
         form = KvFormat(
@@ -188,17 +196,14 @@ class KvStreams:
         finally:
             self.num_open -= 1
 
-    def _admit(self, request: target_pb2.StreamKvRequest) -> VerifyStream:
+    def admit(self, request: target_pb2.StreamKvRequest | target_pb2.OpenProposals) -> VerifyStream:
+        """Return the running request that a draft names. Raises `HandshakeError` for another
+        process, `SessionNotFound`, `PermissionDenied` for a wrong credential."""
         expected: list[Expectation] = [
             ("protocol_version", PROTOCOL_VERSION, request.protocol_version),
             ("incarnation", self._incarnation, request.incarnation),
         ]
         require_agreement("this target", expected)
-        if request.start in range(request.skip_from, request.skip_to):
-            raise InvalidRequest(
-                f"start is {request.start}, but positions {request.skip_from} to"
-                f" {request.skip_to - 1} are not read"
-            )
         session = self._sessions.get(request.session_id)
         if session is None:
             raise SessionNotFound(f"no request of session {request.session_id} is running here")

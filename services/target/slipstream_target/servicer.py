@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.core.errors import Cancelled, SessionOutOfSync, check_fits
+from slipstream.core.errors import Cancelled, SessionOutOfSync, SessionTaken, check_fits
 from slipstream.core.types import ReplyTiming
 from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
 from slipstream.rpc.leases import Leases, kind_of
@@ -24,10 +24,11 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes
 from slipstream.telemetry.logs import bind
-from slipstream.telemetry.metric import Instruments, Telemetry
+from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.spans import Replies, Reply
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
+from slipstream_target.granted import Inbox, ProposalStream
 from slipstream_target.kv_streams import KvStreams, VerifyStream
 
 SERVICE = "slipstream.rpc.v1.TargetService"
@@ -50,7 +51,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> None:
         """`about` answers `DescribeTarget`, its tokenizer included. `target` and its thread are
         closed with the servicer."""
-        self._target = target
+        self.target = target
         self.about = about
         telemetry = telemetry or Telemetry()
         self._replies = Replies(telemetry.tracer)
@@ -65,13 +66,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     async def broken(self) -> str:
         """Wait until steps fail again and again; return the sentence for it."""
-        return await self._target.failed_steps.too_many()
+        return await self.target.failed_steps.too_many()
 
     async def close(self) -> None:
         """Free what is parked and end the engine's thread. The calls must have ended."""
         await self._leases.clear()
-        await self._target.close()
-        self._target.thread.close()
+        await self.target.close()
+        self.target.thread.close()
 
     async def Verify(
         self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Context
@@ -80,13 +81,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         if opening is None:
             return
         stream = await self._open(opening)
+        inbox = Inbox(stream.lease, request_iterator)
         try:
             opened = target_pb2.TargetOpened(kv_credential=stream.credential)
             yield target_pb2.VerifyResponse(opened=opened)
-            async with aclosing(self._answers(request_iterator, stream)) as answers:
+            async with aclosing(self._answers(inbox, stream)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
+            inbox.close()
             self._end(stream)
             await self._leases.close(stream.lease)
 
@@ -102,6 +105,20 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except Cancelled as error:
             _LOG.debug("a reader of session %s has left: %s", request.session_id, error)
+
+    async def StreamProposals(
+        self, request_iterator: AsyncIterator[target_pb2.StreamProposalsRequest], context: Context
+    ) -> AsyncIterator[target_pb2.StreamProposalsResponse]:
+        opening = await anext(request_iterator, None)
+        if opening is None:
+            return
+        kind_of(opening, ("open",), "a stream of proposals names its session first")
+        bind(session_id=opening.open.session_id)
+        stream, proposals = self._kv.admit(opening.open), ProposalStream()
+        stream.granted.propose_by(proposals)
+        async with aclosing(proposals.serve(request_iterator)) as requests:
+            async for request in requests:
+                yield request
 
     async def DescribeTarget(
         self, request: target_pb2.DescribeTargetRequest, context: Context
@@ -120,38 +137,21 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def load(self) -> common_pb2.Load:
         """Return what is held at the moment, and was done since the start."""
-        memory = self._target.engine.memory
+        memory = self.target.engine.memory
         return common_pb2.Load(
             num_sessions=self._leases.num_active,
             num_parked=self._leases.num_parked,
             kv_bytes=self._leases.held_bytes,
             num_kv_streams=self._kv.num_open,
             kv_streamed_bytes=self._kv.num_bytes,
-            num_waiting=self._target.num_waiting,
+            num_waiting=self.target.num_waiting,
             num_rounds=self._num_rounds,
-            num_steps=self._target.num_steps,
-            num_rows=self._target.num_tokens,
+            num_steps=self.target.num_steps,
+            num_rows=self.target.num_tokens,
             kv_capacity_bytes=memory.pool.num_pages * memory.pool.layout.bytes_per_page,
             kv_cached_bytes=memory.num_cached_bytes,
             num_cached_tokens=self._num_cached_tokens,
         )
-
-    def sample(self, instruments: Instruments) -> None:
-        """Record the present load, and the totals since the start. About once a second."""
-        load, put, total = self.load(), instruments.put, instruments.total
-        put(catalog.KV_USED, load.kv_bytes)
-        put(catalog.KV_CAPACITY, load.kv_capacity_bytes)
-        put(catalog.KV_CACHED, load.kv_cached_bytes)
-        put(catalog.KV_STREAMS, load.num_kv_streams)
-        put(catalog.SESSIONS, load.num_sessions, {"state": "active"})
-        put(catalog.SESSIONS, load.num_parked, {"state": "parked"})
-        put(catalog.WAITING, load.num_waiting)
-        put(catalog.ROWS_IN_FLIGHT, self._target.tokens_in_flight)
-        put(catalog.ROWS_FREE, self._target.tokens_free)
-        put(catalog.DRAFT_WAIT_SHARE, self._target.spent.waiting_share())
-        for activity, seconds in self._target.spent.totals().items():
-            total(catalog.TARGET_TIME, seconds, {"state": activity.value})
-        total(catalog.KV_SENT, load.kv_streamed_bytes)
 
     async def _open(self, message: target_pb2.VerifyRequest) -> VerifyStream:
         kind_of(message, ("open",), "a stream opens a session first")
@@ -163,7 +163,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         check_fits("the session id has", length, "characters", MAX_ID_LENGTH)
         session = session_from_pb(opening.session)
         bind(session_id=session.session_id)
-        grammar = await self._target.prepare(session)
+        grammar = await self.target.prepare(session)
         params = opening.session
         lease = await self._leases.open(session.session_id, params.fence, params.owner)
         before = self._streams.get(session.session_id)
@@ -176,30 +176,62 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return stream
 
     async def _answers(
-        self, messages: AsyncIterator[target_pb2.VerifyRequest], stream: VerifyStream
+        self, inbox: Inbox, stream: VerifyStream
     ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
-        """Answer message after message; nothing comes after a session is parked."""
-        while (message := await stream.lease.next(messages)) is not None:
-            kind = kind_of(message, ("verify", "park"), "an open stream verifies or parks")
+        """Answer round after round until the session is parked, requested or granted: the draft is
+        asked for the next one before the verdict goes to the router."""
+        rounds = {"verify": self._requested, "grant": self._granted}
+        while (message := await inbox.next()) is not None:
+            kind = kind_of(message, (*rounds, "park"), "an open stream verifies or parks")
             if kind == "park":
                 yield await self._park(message.park, stream)
                 return
-            arrived = time.perf_counter()
-            with self._replies.answering("target.verify", trace_from_pb(message.trace)) as reply:
-                pending = self._begin(message.verify, stream)
-                if stream.max_queue_s is not None and await pending.is_queued():
-                    yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
-                done = await pending.done()
-                self._record(done, stream, reply)
-            timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
-            yield target_pb2.VerifyResponse(verdict=verdict_to_pb(done.result(), timing))
+            async for answer in rounds[kind](message, stream):
+                inbox.is_granting = not (answer.verdict.finish_reason or answer.verdict.fallback)
+                if answer.HasField("verdict") and (grant := inbox.granted()) is not None:
+                    stream.granted.request(grant, stream.sequence)
+                yield answer
             stream.notify()  # once it is on its way: nothing waits for the readers
+
+    async def _requested(
+        self, message: target_pb2.VerifyRequest, stream: VerifyStream
+    ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
+        """Yield that the round waits for memory, if it does, and its verdict."""
+        arrived = time.perf_counter()
+        with self._replies.answering("target.verify", trace_from_pb(message.trace)) as reply:
+            pending = self._begin(message.verify, stream)
+            if stream.max_queue_s is not None and await pending.is_queued():
+                yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
+            done = await pending.done()
+            self._record(done, stream, reply)
+        yield target_pb2.VerifyResponse(verdict=_verdict(done, arrived))
+
+    async def _granted(
+        self, message: target_pb2.VerifyRequest, stream: VerifyStream
+    ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
+        """Yield the verdict of a round that the draft is asked for here, or of a plain one."""
+        size = self.about.identity.vocab_size
+        found = await stream.granted.proposal(message.grant, stream.sequence, vocab_size=size)
+        if stream.is_ended:
+            raise SessionTaken(f"session {stream.lease.session_id} was taken over")
+        arrived, max_queue_s = time.perf_counter(), stream.max_queue_s
+        pending = self.target.begin(stream.sequence, found.proposal, max_queue_s=max_queue_s)
+        if max_queue_s is not None and await pending.is_queued():
+            yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
+        done = await pending.done()
+        self._record(done, stream, None)
+        verdict = _verdict(done, arrived)
+        verdict.proposed.CopyFrom(found.proposed)
+        verdict.proposing_us = round(found.seconds * 1e6)
+        verdict.fallback = found.fallback or ""
+        yield target_pb2.VerifyResponse(verdict=verdict)
 
     def _begin(self, message: target_pb2.VerifyProposal, stream: VerifyStream) -> PendingRequest:
         """Begin a round. The engine checks its tokens; a round that it refuses ends the stream."""
         delta, proposal = verify_from_pb(message)
         stream.sequence = delta.applied(stream.sequence)
-        return self._target.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
+        stream.granted.asked(len(stream.sequence))
+        return self.target.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
 
     def _end(self, stream: VerifyStream) -> None:
         stream.end()
@@ -211,12 +243,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> target_pb2.VerifyResponse:
         self._end(stream)
         if not stream.lease.is_revoked:
-            await self._target.park(stream.lease.session_id)
+            await self.target.park(stream.lease.session_id)
         await self._leases.park(stream.lease, message.ttl_ms / 1000)
         return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
 
     def _record(self, done: TargetRequest, stream: VerifyStream, reply: Reply | None) -> None:
         stream.sequence.append(done.result().tokens)  # the next delta comes behind them
+        stream.granted.decided(done.result())
         is_first, stream.has_begun = not stream.has_begun, True
         if is_first:
             self._num_cached_tokens += done.num_cached
@@ -246,6 +279,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._instruments.record(catalog.STEP_DURATION, step.seconds)
         self._instruments.record(catalog.STEP_ROWS, step.num_tokens)
         self._instruments.record(catalog.STEP_SESSIONS, step.num_sessions)
+
+
+def _verdict(done: TargetRequest, arrived: float) -> target_pb2.Verdict:
+    """Return the verdict of a round that arrived then, with the times of the reply."""
+    timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
+    return verdict_to_pb(done.result(), timing)
 
 
 def register(servicer: TargetServicer) -> Register:

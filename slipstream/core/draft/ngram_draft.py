@@ -4,7 +4,7 @@ They have no distribution, so they serve `exact` verification, and no stop polic
 confidence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +12,8 @@ from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_tree import Grown, Guesses, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.ports import Draft
+from slipstream.core.round import LATE, TOO_DEAR
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import LATE, TOO_DEAR
 from slipstream.core.tree import EMPTY, ROOT, Copying, CopySource, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape
 
@@ -91,21 +91,32 @@ class LookupDraft:
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`; `plan.lookup` is not passed on."""
-        copying = plan.lookup
-        if copying is None:
-            return await self._draft.propose(sequence, plan)
-        session, guesses = sequence.session, self._ngrams.guesses(sequence)
-        copies = _grown(guesses, session, plan, copying)
-        if copies.covered >= copying.alone:
-            return _with_copies(Proposal(), copies)
-        proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
-        if proposal.fallback == LATE and not plan.row_prices:
-            return proposal  # a plain round; copies without a price may take far longer
-        return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
+        return await with_copies(self._ngrams, sequence, plan, self._draft.propose)
 
     async def release(self, session_id: str) -> None:
         await self._ngrams.release(session_id)
         await self._draft.release(session_id)
+
+
+async def with_copies(
+    ngrams: NgramDraft,
+    sequence: TokenSequence,
+    plan: Plan,
+    propose: Callable[[TokenSequence, Plan], Awaitable[Proposal]],
+) -> Proposal:
+    """Return what `propose` does, with copies where `plan.lookup` has them, or sure copies alone.
+    It gets no `plan.lookup`."""
+    copying = plan.lookup
+    if copying is None:
+        return await propose(sequence, plan)
+    session, guesses = sequence.session, ngrams.guesses(sequence)
+    copies = _grown(guesses, session, plan, copying)
+    if copies.covered >= copying.alone:
+        return _with_copies(Proposal(), copies)
+    proposal = await propose(sequence, replace(plan, lookup=None))
+    if proposal.fallback == LATE and not plan.row_prices:
+        return proposal  # a plain round; copies without a price may take far longer
+    return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
 
 
 def _grown(

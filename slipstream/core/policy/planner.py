@@ -6,9 +6,8 @@ from itertools import accumulate
 from slipstream.core.policy.backoff import Backoff, DraftUse
 from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.profile import Settings
-from slipstream.core.round import NO_PLAN, Round
+from slipstream.core.round import LATE, NO_PLAN, TOO_DEAR, Round
 from slipstream.core.row_costs import Average, Prices, RequestPace, step_worth
-from slipstream.core.stop_reasons import LATE, TOO_DEAR
 from slipstream.core.tree import Copying
 from slipstream.core.types import Plan, ReplyTiming, Verdict, Verification
 
@@ -88,28 +87,34 @@ class Planner:
     def record(self, round_: Round) -> None:
         """Learn from a round: how fast the request goes, and whether the draft, or looking copies
         up, is worth its time."""
-        proposal, num_tokens = round_.proposal, len(round_.verdict.tokens)
+        proposal, num_tokens, asked = round_.proposal, len(round_.verdict.tokens), 0.0
         if round_.index == 0:
             num_new = self._num_prompt_tokens - round_.verdict.num_cached
             self._prompt_s = round_.verifying_s * min(READ_TOKENS / max(num_new, 1), 1.0)
         else:
-            self._prices.verified(round_.verifying_s, _engine_s(round_.verdict.timing))
+            verdict = round_.verdict
+            asked = self._prices.verified(
+                round_.verifying_s,
+                _engine_s(verdict.timing),
+                is_granted=verdict.proposal is not None,
+            )
         if not _teaches(round_):
             return
         depth = max(proposal.drafted.depths(), default=0)
         cost = self._prices.round(len(proposal.tree))
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
+        is_copying = round_.plan.lookup is not None and round_.verdict.proposal is None
         if depth:
             self._drafted.record(num_tokens)
         if is_drafted:
             cost += self._drafting_cost(round_, max(depth, 1))
-        elif round_.plan.lookup is not None:
-            cost += self._prices.waited(round_.proposing_s)
+        elif is_copying:
+            cost += self._prices.waited(round_.proposing_s) + asked
         cost = min(cost, _LONGEST_ROUND)
         self._pace.record(num_tokens, cost)
         if is_drafted:
             self._record_draft(round_, num_tokens / cost)
-        elif round_.plan.lookup is not None:
+        elif is_copying:
             self._copies.record(num_tokens / cost)
 
     def _drafting_cost(self, round_: Round, depth: int) -> float:

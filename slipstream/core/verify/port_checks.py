@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from slipstream.core.errors import InvalidRequest, check, check_token_ids
+from slipstream.core.round import STOP_REASONS
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import STOP_REASONS
 from slipstream.core.tree import MAX_NODES, ROOT, TokenTree
 from slipstream.core.types import Proposal, Session, SparseDistribution, Verdict, Verification
 
@@ -57,6 +57,10 @@ def _check_sizes(proposal: Proposal) -> None:
     nodes = len(proposal.tree)
     if proposal.stats and len(proposal.stats) != nodes:
         raise InvalidRequest(f"a tree of {nodes} nodes has {len(proposal.stats)} statistics")
+    for stats in proposal.stats:
+        numbers = (stats.top_prob, stats.prob, stats.entropy, stats.score or 0.0)
+        if not all(map(math.isfinite, numbers)):
+            raise InvalidRequest(f"a node's statistics are {numbers}, which are no numbers")
     if proposal.distributions and len(proposal.distributions) != nodes + 1:
         raise InvalidRequest(
             f"a tree of {nodes} nodes has {len(proposal.distributions)} distributions, but needs"

@@ -1,12 +1,13 @@
 """Values of the ports on the wire, both ways. Whatever comes in is checked at birth."""
 
+from dataclasses import replace
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.row_costs import MAX_POINTS, Offer, RowCosts
 from slipstream.core.sequence import Delta
-from slipstream.core.tree import MAX_NODES
+from slipstream.core.tree import MAX_NODES, CopySource
 from slipstream.core.types import Proposal, ReplyTiming, Session, Verdict
 from slipstream.rpc.conversion.convert_common import (
     check_count,
@@ -15,7 +16,10 @@ from slipstream.rpc.conversion.convert_common import (
     proposal_to_pb,
     value_from_pb,
 )
-from slipstream.rpc.v1 import common_pb2, target_pb2
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+
+_MAX_REASON = 40
+"""Characters of a reason."""
 
 
 def session_from_pb(message: common_pb2.SessionParams) -> Session:
@@ -43,6 +47,18 @@ def verify_from_pb(message: target_pb2.VerifyProposal) -> tuple[Delta, Proposal]
     return delta_from_pb(message.delta), proposal_from_pb(message.proposal)
 
 
+def proposed_from_pb(message: draft_pb2.Proposed, *, serialisation_s: float = 0.0) -> Proposal:
+    """Convert a draft's answer, copies and times included; raises what `proposal_from_pb` does."""
+    proposal = proposal_from_pb(message.proposal)
+    check_count("copies among the nodes", message.num_copied, len(proposal.tree))
+    return replace(
+        proposal,
+        staleness=message.staleness,
+        timing=timing_from_pb(message.timing, serialisation_s=serialisation_s),
+        sources=(CopySource.LOOKUP,) * message.num_copied,
+    )
+
+
 def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
     """See `core.types.Verdict`; the service adds where its time went."""
     offer = _offer_to_pb(verdict.offer)
@@ -62,12 +78,23 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
 def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
     """`timing` is the message's own with the caller's part added."""
     _check_counts(message)
-    verdict = value_from_pb(Verdict, message, offer=_offer_from_pb(message), timing=timing)
+    own = {"offer": _offer_from_pb(message), "timing": timing} | _granted_from_pb(message)
+    verdict = value_from_pb(Verdict, message, **own)
     if len(verdict.logprobs) not in (0, len(verdict.tokens)):
         raise InvalidRequest(
             f"{len(verdict.logprobs)} log-probabilities are of {len(verdict.tokens)} tokens"
         )
     return verdict
+
+
+def _granted_from_pb(message: target_pb2.Verdict) -> dict[str, Any]:
+    if not message.HasField("proposed"):
+        return {}
+    proposed = message.proposed
+    proposal = proposed_from_pb(proposed) if proposed.HasField("proposal") else Proposal()
+    if message.fallback:
+        proposal = replace(proposal, fallback=message.fallback[:_MAX_REASON])
+    return {"proposal": proposal, "proposing_s": message.proposing_us / 1e6}
 
 
 def _check_counts(message: target_pb2.Verdict) -> None:

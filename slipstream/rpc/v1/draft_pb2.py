@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slipstream.rpc.v1 import common_pb2 as slipstream_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dslipstream/rpc/v1/draft.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\"\xd3\x01\n\x10SpeculateRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.slipstream.rpc.v1.OpenDraftH\x00\x12-\n\x07propose\x18\x02 \x01(\x0b\x32\x1a.slipstream.rpc.v1.ProposeH\x00\x12\'\n\x04park\x18\x03 \x01(\x0b\x32\x17.slipstream.rpc.v1.ParkH\x00\x12.\n\x05trace\x18\x04 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TraceContextB\t\n\x07message\"\xa4\x01\n\tOpenDraft\x12\x31\n\x07session\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.SessionParams\x12\x30\n\x06target\x18\x02 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12\x32\n\rtarget_layout\x18\x03 \x01(\x0b\x32\x1b.slipstream.rpc.v1.KvLayout\"Y\n\x07Propose\x12\'\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x18.slipstream.rpc.v1.Delta\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x17.slipstream.rpc.v1.Plan\"\xa2\x02\n\x04Plan\x12\x11\n\tmax_depth\x18\x01 \x01(\r\x12\x11\n\tmax_nodes\x18\x02 \x01(\r\x12\'\n\x05shape\x18\x03 \x01(\x0e\x32\x18.slipstream.rpc.v1.Shape\x12+\n\x04stop\x18\x04 \x01(\x0e\x32\x1d.slipstream.rpc.v1.StopPolicy\x12\x16\n\tthreshold\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06widths\x18\x06 \x03(\r\x12\r\n\x05roots\x18\x07 \x03(\r\x12\'\n\x04\x66\x65\x65\x64\x18\x08 \x01(\x0b\x32\x19.slipstream.rpc.v1.KvFeed\x12\x12\n\x05worth\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrow_prices\x18\n \x03(\x02\x42\x0c\n\n_thresholdB\x08\n\x06_worth\"V\n\x06KvFeed\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\"\x16\n\x04Park\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\r\"\xae\x01\n\x11SpeculateResponse\x12\x30\n\x06opened\x18\x01 \x01(\x0b\x32\x1e.slipstream.rpc.v1.DraftOpenedH\x00\x12/\n\x08proposed\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.ProposedH\x00\x12+\n\x06parked\x18\x03 \x01(\x0b\x32\x19.slipstream.rpc.v1.ParkedH\x00\x42\t\n\x07message\"\"\n\x0b\x44raftOpened\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"|\n\x08Proposed\x12-\n\x08proposal\x18\x01 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\x12\x11\n\tstaleness\x18\x02 \x01(\r\x12.\n\x06timing\x18\x03 \x01(\x0b\x32\x1e.slipstream.rpc.v1.ReplyTiming\"\x08\n\x06Parked\"\x16\n\x14\x44\x65scribeDraftRequest\"\x9b\x02\n\x0c\x44raftProfile\x12\'\n\x05shape\x18\x01 \x01(\x0e\x32\x18.slipstream.rpc.v1.Shape\x12+\n\x04stop\x18\x02 \x01(\x0e\x32\x1d.slipstream.rpc.v1.StopPolicy\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tmax_depth\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x11\n\tstep_cost\x18\x06 \x01(\x01\x12\x10\n\x08row_cost\x18\x07 \x01(\x01\x12\x1e\n\x11threshold_sampled\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06lookup\x18\t \x01(\rB\x0c\n\n_thresholdB\x14\n\x12_threshold_sampled\"\x9d\x03\n\x15\x44\x65scribeDraftResponse\x12\x32\n\x08identity\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x17\n\x0ftarget_model_id\x18\x03 \x01(\t\x12\x15\n\rtarget_layers\x18\x04 \x03(\r\x12\x32\n\rtarget_layout\x18\x05 \x01(\x0b\x32\x1b.slipstream.rpc.v1.KvLayout\x12\x14\n\x07max_lag\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12has_decision_model\x18\x07 \x01(\x08\x12\x30\n\x07profile\x18\x08 \x01(\x0b\x32\x1f.slipstream.rpc.v1.DraftProfile\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12)\n\x06memory\x18\n \x01(\x0b\x32\x19.slipstream.rpc.v1.Memory\x12\x13\n\x06step_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x64type\x18\x0c \x01(\tB\n\n\x08_max_lagB\t\n\x07_step_s\"\x15\n\x13GetDraftLoadRequest\"=\n\x14GetDraftLoadResponse\x12%\n\x04load\x18\x01 \x01(\x0b\x32\x17.slipstream.rpc.v1.Load2\xaf\x02\n\x0c\x44raftService\x12Z\n\tSpeculate\x12#.slipstream.rpc.v1.SpeculateRequest\x1a$.slipstream.rpc.v1.SpeculateResponse(\x01\x30\x01\x12\x62\n\rDescribeDraft\x12\'.slipstream.rpc.v1.DescribeDraftRequest\x1a(.slipstream.rpc.v1.DescribeDraftResponse\x12_\n\x0cGetDraftLoad\x12&.slipstream.rpc.v1.GetDraftLoadRequest\x1a\'.slipstream.rpc.v1.GetDraftLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dslipstream/rpc/v1/draft.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\"\xd3\x01\n\x10SpeculateRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.slipstream.rpc.v1.OpenDraftH\x00\x12-\n\x07propose\x18\x02 \x01(\x0b\x32\x1a.slipstream.rpc.v1.ProposeH\x00\x12\'\n\x04park\x18\x03 \x01(\x0b\x32\x17.slipstream.rpc.v1.ParkH\x00\x12.\n\x05trace\x18\x04 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TraceContextB\t\n\x07message\"\xa4\x01\n\tOpenDraft\x12\x31\n\x07session\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.SessionParams\x12\x30\n\x06target\x18\x02 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12\x32\n\rtarget_layout\x18\x03 \x01(\x0b\x32\x1b.slipstream.rpc.v1.KvLayout\"Y\n\x07Propose\x12\'\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x18.slipstream.rpc.v1.Delta\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x17.slipstream.rpc.v1.Plan\"\xce\x02\n\x04Plan\x12\x11\n\tmax_depth\x18\x01 \x01(\r\x12\x11\n\tmax_nodes\x18\x02 \x01(\r\x12\'\n\x05shape\x18\x03 \x01(\x0e\x32\x18.slipstream.rpc.v1.Shape\x12+\n\x04stop\x18\x04 \x01(\x0e\x32\x1d.slipstream.rpc.v1.StopPolicy\x12\x16\n\tthreshold\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06widths\x18\x06 \x03(\r\x12\r\n\x05roots\x18\x07 \x03(\r\x12\'\n\x04\x66\x65\x65\x64\x18\x08 \x01(\x0b\x32\x19.slipstream.rpc.v1.KvFeed\x12\x12\n\x05worth\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrow_prices\x18\n \x03(\x02\x12*\n\x06lookup\x18\x0b \x01(\x0b\x32\x1a.slipstream.rpc.v1.CopyingB\x0c\n\n_thresholdB\x08\n\x06_worth\"L\n\x07\x43opying\x12\x10\n\x08shortest\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\x12\x12\n\x05\x61lone\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_alone\"V\n\x06KvFeed\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\"\x16\n\x04Park\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\r\"\xae\x01\n\x11SpeculateResponse\x12\x30\n\x06opened\x18\x01 \x01(\x0b\x32\x1e.slipstream.rpc.v1.DraftOpenedH\x00\x12/\n\x08proposed\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.ProposedH\x00\x12+\n\x06parked\x18\x03 \x01(\x0b\x32\x19.slipstream.rpc.v1.ParkedH\x00\x42\t\n\x07message\"\"\n\x0b\x44raftOpened\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"\x90\x01\n\x08Proposed\x12-\n\x08proposal\x18\x01 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\x12\x11\n\tstaleness\x18\x02 \x01(\r\x12.\n\x06timing\x18\x03 \x01(\x0b\x32\x1e.slipstream.rpc.v1.ReplyTiming\x12\x12\n\nnum_copied\x18\x04 \x01(\r\"\x08\n\x06Parked\"\x16\n\x14\x44\x65scribeDraftRequest\"\x9b\x02\n\x0c\x44raftProfile\x12\'\n\x05shape\x18\x01 \x01(\x0e\x32\x18.slipstream.rpc.v1.Shape\x12+\n\x04stop\x18\x02 \x01(\x0e\x32\x1d.slipstream.rpc.v1.StopPolicy\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tmax_depth\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x11\n\tstep_cost\x18\x06 \x01(\x01\x12\x10\n\x08row_cost\x18\x07 \x01(\x01\x12\x1e\n\x11threshold_sampled\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06lookup\x18\t \x01(\rB\x0c\n\n_thresholdB\x14\n\x12_threshold_sampled\"\x9d\x03\n\x15\x44\x65scribeDraftResponse\x12\x32\n\x08identity\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x17\n\x0ftarget_model_id\x18\x03 \x01(\t\x12\x15\n\rtarget_layers\x18\x04 \x03(\r\x12\x32\n\rtarget_layout\x18\x05 \x01(\x0b\x32\x1b.slipstream.rpc.v1.KvLayout\x12\x14\n\x07max_lag\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12has_decision_model\x18\x07 \x01(\x08\x12\x30\n\x07profile\x18\x08 \x01(\x0b\x32\x1f.slipstream.rpc.v1.DraftProfile\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12)\n\x06memory\x18\n \x01(\x0b\x32\x19.slipstream.rpc.v1.Memory\x12\x13\n\x06step_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x64type\x18\x0c \x01(\tB\n\n\x08_max_lagB\t\n\x07_step_s\"\x15\n\x13GetDraftLoadRequest\"=\n\x14GetDraftLoadResponse\x12%\n\x04load\x18\x01 \x01(\x0b\x32\x17.slipstream.rpc.v1.Load2\xaf\x02\n\x0c\x44raftService\x12Z\n\tSpeculate\x12#.slipstream.rpc.v1.SpeculateRequest\x1a$.slipstream.rpc.v1.SpeculateResponse(\x01\x30\x01\x12\x62\n\rDescribeDraft\x12\'.slipstream.rpc.v1.DescribeDraftRequest\x1a(.slipstream.rpc.v1.DescribeDraftResponse\x12_\n\x0cGetDraftLoad\x12&.slipstream.rpc.v1.GetDraftLoadRequest\x1a\'.slipstream.rpc.v1.GetDraftLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,29 +39,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSE']._serialized_start=465
   _globals['_PROPOSE']._serialized_end=554
   _globals['_PLAN']._serialized_start=557
-  _globals['_PLAN']._serialized_end=847
-  _globals['_KVFEED']._serialized_start=849
-  _globals['_KVFEED']._serialized_end=935
-  _globals['_PARK']._serialized_start=937
-  _globals['_PARK']._serialized_end=959
-  _globals['_SPECULATERESPONSE']._serialized_start=962
-  _globals['_SPECULATERESPONSE']._serialized_end=1136
-  _globals['_DRAFTOPENED']._serialized_start=1138
-  _globals['_DRAFTOPENED']._serialized_end=1172
-  _globals['_PROPOSED']._serialized_start=1174
-  _globals['_PROPOSED']._serialized_end=1298
-  _globals['_PARKED']._serialized_start=1300
-  _globals['_PARKED']._serialized_end=1308
-  _globals['_DESCRIBEDRAFTREQUEST']._serialized_start=1310
-  _globals['_DESCRIBEDRAFTREQUEST']._serialized_end=1332
-  _globals['_DRAFTPROFILE']._serialized_start=1335
-  _globals['_DRAFTPROFILE']._serialized_end=1618
-  _globals['_DESCRIBEDRAFTRESPONSE']._serialized_start=1621
-  _globals['_DESCRIBEDRAFTRESPONSE']._serialized_end=2034
-  _globals['_GETDRAFTLOADREQUEST']._serialized_start=2036
-  _globals['_GETDRAFTLOADREQUEST']._serialized_end=2057
-  _globals['_GETDRAFTLOADRESPONSE']._serialized_start=2059
-  _globals['_GETDRAFTLOADRESPONSE']._serialized_end=2120
-  _globals['_DRAFTSERVICE']._serialized_start=2123
-  _globals['_DRAFTSERVICE']._serialized_end=2426
+  _globals['_PLAN']._serialized_end=891
+  _globals['_COPYING']._serialized_start=893
+  _globals['_COPYING']._serialized_end=969
+  _globals['_KVFEED']._serialized_start=971
+  _globals['_KVFEED']._serialized_end=1057
+  _globals['_PARK']._serialized_start=1059
+  _globals['_PARK']._serialized_end=1081
+  _globals['_SPECULATERESPONSE']._serialized_start=1084
+  _globals['_SPECULATERESPONSE']._serialized_end=1258
+  _globals['_DRAFTOPENED']._serialized_start=1260
+  _globals['_DRAFTOPENED']._serialized_end=1294
+  _globals['_PROPOSED']._serialized_start=1297
+  _globals['_PROPOSED']._serialized_end=1441
+  _globals['_PARKED']._serialized_start=1443
+  _globals['_PARKED']._serialized_end=1451
+  _globals['_DESCRIBEDRAFTREQUEST']._serialized_start=1453
+  _globals['_DESCRIBEDRAFTREQUEST']._serialized_end=1475
+  _globals['_DRAFTPROFILE']._serialized_start=1478
+  _globals['_DRAFTPROFILE']._serialized_end=1761
+  _globals['_DESCRIBEDRAFTRESPONSE']._serialized_start=1764
+  _globals['_DESCRIBEDRAFTRESPONSE']._serialized_end=2177
+  _globals['_GETDRAFTLOADREQUEST']._serialized_start=2179
+  _globals['_GETDRAFTLOADREQUEST']._serialized_end=2200
+  _globals['_GETDRAFTLOADRESPONSE']._serialized_start=2202
+  _globals['_GETDRAFTLOADRESPONSE']._serialized_end=2263
+  _globals['_DRAFTSERVICE']._serialized_start=2266
+  _globals['_DRAFTSERVICE']._serialized_end=2569
 # @@protoc_insertion_point(module_scope)

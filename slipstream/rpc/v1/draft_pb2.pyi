@@ -145,6 +145,7 @@ class Plan(_message.Message):
     FEED_FIELD_NUMBER: _builtins.int
     WORTH_FIELD_NUMBER: _builtins.int
     ROW_PRICES_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
     max_depth: _builtins.int
     """Bound on the tokens of any path, at least 1."""
     max_nodes: _builtins.int
@@ -173,6 +174,10 @@ class Plan(_message.Message):
     def row_prices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Cost of the tree's first, second … node in tokens; empty if nodes are free."""
 
+    @_builtins.property
+    def lookup(self) -> Global___Copying:
+        """Copies of the text beside what the draft proposes; unset: none."""
+
     def __init__(
         self,
         *,
@@ -186,10 +191,11 @@ class Plan(_message.Message):
         feed: Global___KvFeed | None = ...,
         worth: _builtins.float | None = ...,
         row_prices: _abc.Iterable[_builtins.float] | None = ...,
+        lookup: Global___Copying | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "threshold", b"threshold", "worth", b"worth"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "lookup", b"lookup", "threshold", b"threshold", "worth", b"worth"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "row_prices", b"row_prices", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths", "worth", b"worth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "lookup", b"lookup", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "row_prices", b"row_prices", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths", "worth", b"worth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
@@ -201,6 +207,38 @@ class Plan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__worth) -> _WhichOneofReturnType__worth | None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Copying(_message.Message):
+    """Limits of the copies in a round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHORTEST_FIELD_NUMBER: _builtins.int
+    MAX_DEPTH_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
+    shortest: _builtins.int
+    """Length of the shortest match, in tokens."""
+    max_depth: _builtins.int
+    """Bound on the tokens of a copied path."""
+    alone: _builtins.float
+    """Probability of the next token from which on the draft is spared; unset: never."""
+    def __init__(
+        self,
+        *,
+        shortest: _builtins.int = ...,
+        max_depth: _builtins.int = ...,
+        alone: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alone", b"_alone", "alone", b"alone"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alone", b"_alone", "alone", b"alone", "max_depth", b"max_depth", "shortest", b"shortest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alone: _TypeAlias = _typing.Literal["alone"]  # noqa: Y015
+    _WhichOneofArgType__alone: _TypeAlias = _typing.Literal["_alone", b"_alone"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alone) -> _WhichOneofReturnType__alone | None: ...
+
+Global___Copying: _TypeAlias = Copying  # noqa: Y015
 
 @_typing.final
 class KvFeed(_message.Message):
@@ -327,8 +365,11 @@ class Proposed(_message.Message):
     PROPOSAL_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    NUM_COPIED_FIELD_NUMBER: _builtins.int
     staleness: _builtins.int
     """Positions by which the target's keys and values lagged behind the tokens."""
+    num_copied: _builtins.int
+    """Nodes at the end of the tree that are copies of the text."""
     @_builtins.property
     def proposal(self) -> _common_pb2.Proposal:
         """The proposal."""
@@ -343,10 +384,11 @@ class Proposed(_message.Message):
         proposal: _common_pb2.Proposal | None = ...,
         staleness: _builtins.int = ...,
         timing: _common_pb2.ReplyTiming | None = ...,
+        num_copied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "staleness", b"staleness", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_copied", b"num_copied", "proposal", b"proposal", "staleness", b"staleness", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

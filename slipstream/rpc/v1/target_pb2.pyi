@@ -61,6 +61,7 @@ class VerifyRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenTarget:
@@ -75,6 +76,10 @@ class VerifyRequest(_message.Message):
         """Park the session for its next turn; the last message."""
 
     @_builtins.property
+    def grant(self) -> Global___GrantRounds:
+        """Grant rounds behind the one that was requested last. Not answered itself."""
+
+    @_builtins.property
     def trace(self) -> _common_pb2.TraceContext:
         """Trace context; unset: the message is not traced."""
 
@@ -84,17 +89,54 @@ class VerifyRequest(_message.Message):
         open: Global___OpenTarget | None = ...,
         verify: Global___VerifyProposal | None = ...,
         park: _draft_pb2.Park | None = ...,
+        grant: Global___GrantRounds | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "trace", b"trace", "verify", b"verify"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "message", b"message", "open", b"open", "park", b"park", "trace", b"trace", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "trace", b"trace", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "message", b"message", "open", b"open", "park", b"park", "trace", b"trace", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "verify", "park"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "verify", "park", "grant"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+
+@_typing.final
+class GrantRounds(_message.Message):
+    """Permission for rounds behind those that are under way, each of which has a verdict of its own. They
+    end early with a verdict that ends the text, or has a `fallback`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
+    num_rounds: _builtins.int
+    """Number of rounds."""
+    max_wait_ms: _builtins.int
+    """Longest wait for a proposal in milliseconds."""
+    @_builtins.property
+    def plan(self) -> _draft_pb2.Plan:
+        """Plan of each: the draft that reads the session's keys and values is requested for a proposal;
+        unset: plain rounds.
+        """
+
+    def __init__(
+        self,
+        *,
+        num_rounds: _builtins.int = ...,
+        plan: _draft_pb2.Plan | None = ...,
+        max_wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_wait_ms", b"max_wait_ms", "num_rounds", b"num_rounds", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantRounds: _TypeAlias = GrantRounds  # noqa: Y015
 
 @_typing.final
 class OpenTarget(_message.Message):
@@ -277,6 +319,9 @@ class Verdict(_message.Message):
     COST_TOKENS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    PROPOSING_US_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """Number of them that came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -297,6 +342,10 @@ class Verdict(_message.Message):
 
     round_s: _builtins.float
     """Seconds of a plain round at the present load; unset: unknown."""
+    proposing_us: _builtins.int
+    """Wait for it in microseconds, from the verdict before."""
+    fallback: _builtins.str
+    """Reason of a granted round without a proposal: a word or two."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted draft tokens, then the target's own."""
@@ -334,6 +383,10 @@ class Verdict(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
         """Log probabilities of the prompt's tokens but the first, with its prefill, if requested."""
 
+    @_builtins.property
+    def proposed(self) -> _draft_pb2.Proposed:
+        """What was verified in a granted round; unset in others."""
+
     def __init__(
         self,
         *,
@@ -352,10 +405,13 @@ class Verdict(_message.Message):
         cost_tokens: _abc.Iterable[_builtins.int] | None = ...,
         costs: _abc.Iterable[_builtins.float] | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
+        proposed: _draft_pb2.Proposed | None = ...,
+        proposing_us: _builtins.int = ...,
+        fallback: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "proposed", b"proposed", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "fallback", b"fallback", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "proposed", b"proposed", "proposing_us", b"proposing_us", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015
@@ -435,6 +491,96 @@ class StreamKvRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamKvRequest: _TypeAlias = StreamKvRequest  # noqa: Y015
+
+@_typing.final
+class StreamProposalsRequest(_message.Message):
+    """One message of a draft that proposes for granted rounds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___OpenProposals:
+        """First message: the session."""
+
+    @_builtins.property
+    def proposed(self) -> _draft_pb2.Proposed:
+        """The proposal that was requested; empty: the draft has none."""
+
+    def __init__(
+        self,
+        *,
+        open: Global___OpenProposals | None = ...,
+        proposed: _draft_pb2.Proposed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "proposed", b"proposed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "proposed", b"proposed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "proposed"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___StreamProposalsRequest: _TypeAlias = StreamProposalsRequest  # noqa: Y015
+
+@_typing.final
+class OpenProposals(_message.Message):
+    """Opens a stream of proposals."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    protocol_version: _builtins.int
+    """Protocol version of the draft."""
+    session_id: _builtins.str
+    """The session."""
+    incarnation: _builtins.str
+    """Incarnation of the process that runs it."""
+    credential: _builtins.str
+    """Credential of the session."""
+    def __init__(
+        self,
+        *,
+        protocol_version: _builtins.int = ...,
+        session_id: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        credential: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation", "protocol_version", b"protocol_version", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenProposals: _TypeAlias = OpenProposals  # noqa: Y015
+
+@_typing.final
+class StreamProposalsResponse(_message.Message):
+    """Request for a proposal for the next granted round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROPOSE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def propose(self) -> _draft_pb2.Propose:
+        """Tokens since the last request of the stream, and the plan."""
+
+    def __init__(
+        self,
+        *,
+        propose: _draft_pb2.Propose | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamProposalsResponse: _TypeAlias = StreamProposalsResponse  # noqa: Y015
 
 @_typing.final
 class StreamKvResponse(_message.Message):

@@ -45,6 +45,11 @@ class TargetServiceStub(object):
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvResponse.FromString,
                 _registered_method=True)
+        self.StreamProposals = channel.stream_stream(
+                '/slipstream.rpc.v1.TargetService/StreamProposals',
+                request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsRequest.SerializeToString,
+                response_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsResponse.FromString,
+                _registered_method=True)
         self.DescribeTarget = channel.unary_unary(
                 '/slipstream.rpc.v1.TargetService/DescribeTarget',
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.DescribeTargetRequest.SerializeToString,
@@ -83,6 +88,16 @@ class TargetServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamProposals(self, request_iterator, context):
+        """Proposals for granted rounds of a session: the first message opens the stream, each answer
+        requests a proposal, and each later message has it. A new stream of a session takes the place of
+        the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
+        INVALID_ARGUMENT for a proposal that was not requested.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeTarget(self, request, context):
         """Description of the target, optionally with its tokenizer. Changes nothing.
         """
@@ -109,6 +124,11 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     servicer.StreamKv,
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvResponse.SerializeToString,
+            ),
+            'StreamProposals': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamProposals,
+                    request_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsRequest.FromString,
+                    response_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsResponse.SerializeToString,
             ),
             'DescribeTarget': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeTarget,
@@ -176,6 +196,33 @@ class TargetService(object):
             '/slipstream.rpc.v1.TargetService/StreamKv',
             slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvRequest.SerializeToString,
             slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamProposals(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/slipstream.rpc.v1.TargetService/StreamProposals',
+            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsRequest.SerializeToString,
+            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,12 @@ class TargetServiceStub:
     for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
     layers, OUT_OF_RANGE for a start above the tokens held.
     """
+    StreamProposals: _grpc.StreamStreamMultiCallable[_target_pb2.StreamProposalsRequest, _target_pb2.StreamProposalsResponse]
+    """Proposals for granted rounds of a session: the first message opens the stream, each answer
+    requests a proposal, and each later message has it. A new stream of a session takes the place of
+    the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
+    INVALID_ARGUMENT for a proposal that was not requested.
+    """
     DescribeTarget: _grpc.UnaryUnaryMultiCallable[_target_pb2.DescribeTargetRequest, _target_pb2.DescribeTargetResponse]
     """Description of the target, optionally with its tokenizer. Changes nothing."""
     GetTargetLoad: _grpc.UnaryUnaryMultiCallable[_target_pb2.GetTargetLoadRequest, _target_pb2.GetTargetLoadResponse]
@@ -72,6 +78,12 @@ class TargetServiceAsyncStub(TargetServiceStub):
     Ends with the session's stream (OK). Codes: NOT_FOUND for no such session, FAILED_PRECONDITION
     for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
     layers, OUT_OF_RANGE for a start above the tokens held.
+    """
+    StreamProposals: _aio.StreamStreamMultiCallable[_target_pb2.StreamProposalsRequest, _target_pb2.StreamProposalsResponse]  # type: ignore[assignment]
+    """Proposals for granted rounds of a session: the first message opens the stream, each answer
+    requests a proposal, and each later message has it. A new stream of a session takes the place of
+    the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
+    INVALID_ARGUMENT for a proposal that was not requested.
     """
     DescribeTarget: _aio.UnaryUnaryMultiCallable[_target_pb2.DescribeTargetRequest, _target_pb2.DescribeTargetResponse]  # type: ignore[assignment]
     """Description of the target, optionally with its tokenizer. Changes nothing."""
@@ -105,6 +117,18 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
         Ends with the session's stream (OK). Codes: NOT_FOUND for no such session, FAILED_PRECONDITION
         for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
         layers, OUT_OF_RANGE for a start above the tokens held.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamProposals(
+        self,
+        request_iterator: _MaybeAsyncIterator[_target_pb2.StreamProposalsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_target_pb2.StreamProposalsResponse], _abc.AsyncIterator[_target_pb2.StreamProposalsResponse]]:
+        """Proposals for granted rounds of a session: the first message opens the stream, each answer
+        requests a proposal, and each later message has it. A new stream of a session takes the place of
+        the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
+        INVALID_ARGUMENT for a proposal that was not requested.
         """
 
     @_abc_1.abstractmethod

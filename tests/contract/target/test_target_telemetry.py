@@ -19,7 +19,7 @@ from slipstream.telemetry import catalog
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import TargetLimits, build_target
 from slipstream.verifying.meter import Activity
-from slipstream_target.__main__ import describe
+from slipstream_target.__main__ import describe, sample
 from support.models import tiny
 from support.models.hand_clock import HandClock
 from support.models.tiny_checkpoint import save_checkpoint
@@ -101,7 +101,7 @@ async def test_verifications_say_which_forward_they_shared_and_histograms_add_th
 
 async def test_gauges_say_what_is_held_and_totals_what_was_sent(served, listener):
     def point(metric, **attributes):
-        served.servicer.sample(listener.telemetry.instruments)
+        sample(served.servicer, listener.telemetry.instruments)
         return listener.point(metric, **attributes).value
 
     parked = await served.open(Session("parked", len(PROMPT), 50))

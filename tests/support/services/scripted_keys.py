@@ -9,9 +9,10 @@ import numpy as np
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session
 from slipstream.options import build
+from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_bytes
 from slipstream.rpc.tensors import pack
-from slipstream.rpc.v1 import draft_pb2, target_pb2, target_pb2_grpc
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream_draft.config import DraftConfig
 from slipstream_target.servicer import SERVICE
 from support.models import tiny
@@ -46,13 +47,33 @@ def message(keys, start, end, /, **changes):
 class Script(target_pb2_grpc.TargetServiceServicer):
     """Answers the first StreamKv with the first list of steps, and so on; then with silence.
 
-    A step is a message to send, a status to end with, or an event to wait for.
+    A step is a message to send, a status to end with, or an event to wait for. The draft is asked
+    for the proposals in `asks`, and its answers are put into `answers`.
     """
 
     def __init__(self, *steps):
         self.steps = list(steps)
         self.asked = []
         self.num_open = 0
+        self.openings, self.asks, self.answers = [], asyncio.Queue(), asyncio.Queue()
+
+    async def StreamProposals(self, request_iterator, context):
+        self.openings.append((await anext(request_iterator)).open)
+        self.num_open += 1
+        try:
+            while True:
+                propose = await self.asks.get()
+                await context.write(target_pb2.StreamProposalsResponse(propose=propose))
+                self.answers.put_nowait((await anext(request_iterator)).proposed)
+        finally:
+            self.num_open -= 1
+
+    async def ask(self, start, tokens, plan, feed):
+        """The draft's answer to a request of the target."""
+        told = common_pb2.Delta(start=start, tokens=tokens)
+        plan = message_of(draft_pb2.Plan, plan, feed=feed)
+        self.asks.put_nowait(draft_pb2.Propose(delta=told, plan=plan))
+        return await asyncio.wait_for(self.answers.get(), LIMIT_S)
 
     async def StreamKv(self, request, context):
         self.asked.append(request)

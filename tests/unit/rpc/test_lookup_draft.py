@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
-from slipstream.core.round import Round
+from slipstream.core.round import LATE, TOO_DEAR, Round
 from slipstream.core.sequence import Delta
-from slipstream.core.stop_reasons import LATE, TOO_DEAR
 from slipstream.core.tree import Copying, CopySource, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Session, Verdict
 from support.models.deltas import ByDeltas

@@ -1,4 +1,5 @@
-"""The replicas of one request: the target and the draft in use, which may be replaced."""
+"""The replicas of one request: the target and the draft in use, which may be replaced, and the
+rounds that the target is granted, so that none of them waits for the router."""
 
 import asyncio
 import logging
@@ -14,12 +15,15 @@ from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.failover import FailoverDraft, FailoverTarget
 from slipstream.core.policy.profile import NGRAM
 from slipstream.core.ports import Draft, Target
-from slipstream.core.types import Session
+from slipstream.core.round import NO_PLAN
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, Session, Verdict, Verification
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import draft_pb2
 from slipstream.state.store import Record
+from slipstream.telemetry.spans import carried
 from slipstream_router.lease_keeper import KvLocation
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 
@@ -29,6 +33,79 @@ _LOG = logging.getLogger("slipstream.router")
 _AT_ONCE = BreakerLimits(failures=1)
 """A request that was failed by a replica is not the next to try it."""
 _FENCE_BITS = 16
+Source = Callable[[], tuple[RemoteTarget, str]]
+
+
+class GrantingPorts(LookupDraft):
+    """Both ports of a request whose target may go on by itself: plainly, or by asking the draft.
+
+    A run of rounds begins with one that the router asks for, and is granted further rounds while it
+    goes on. It ends where the planner changes between drafting and not, where a round has no
+    proposal, and every so often, so that the router sees to its draft.
+    """
+
+    LONGEST_RUN = 32
+    """Drafted rounds that are granted in a row."""
+    LONGEST_REST = 256
+    """Proposals of the router's own after granted rounds that failed, at most."""
+
+    def __init__(
+        self, draft: Draft, store: NgramStore | None, target: Target, source: Source
+    ) -> None:
+        """`source` returns the target in use, and its address as drafts reach it."""
+        super().__init__(draft, store)
+        self._target, self._source = target, source
+        self._num_left = self._rest = self._num_failed = self._num_plain = 0
+        self._is_asked = self._is_drafted = False
+
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """See `core.ports.Draft.propose`; empty where the target goes on by itself."""
+        target, address = self._source()
+        self._is_asked = True
+        if target.num_due:
+            count = min(target.window - target.num_due, self._num_left)
+            if count > 0 and self._is_drafted and plan.may_ask:
+                self._num_left -= count
+                await target.grant(plan, address, count)
+            return Proposal()
+        proposal = await super().propose(sequence, plan)
+        self._is_drafted = self._can_ask(target, sequence.session, proposal)
+        if self._is_drafted:
+            self._num_left = self.LONGEST_RUN
+            await target.grant(plan, address, target.window)
+        if plan.may_ask or len(proposal.tree):
+            self._num_plain = 0
+        else:
+            self._is_asked = False  # a plain round, as it turned out
+        return proposal
+
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
+        """See `core.ports.Target.verify`. After a plain round more of them are granted."""
+        target, address = self._source()
+        is_asked, self._is_asked = self._is_asked, False
+        self._is_drafted = self._is_drafted and (is_asked or target.num_due > 0)
+        if not is_asked and not self._is_drafted:
+            self._num_plain += 1
+            count = min(target.window, self._num_plain) - target.num_due
+            if self._num_plain > 1 and count > 0 and _may_grant(sequence.session):
+                await target.grant(NO_PLAN, address, count)
+        return await self._target.verify(sequence, proposal)
+
+    def _can_ask(self, target: RemoteTarget, session: Session, proposal: Proposal) -> bool:
+        """Return whether the target can ask the draft: it reads keys there, and has answered."""
+        if target.num_failed > self._num_failed:
+            self._num_failed = target.num_failed
+            self._rest = min(2**self._num_failed, self.LONGEST_REST)
+        self._rest -= self._rest > 0
+        has_keys = proposal.staleness is not None and proposal.fallback is None
+        return has_keys and not self._rest and _may_grant(session)
+
+
+def _may_grant(session: Session) -> bool:
+    """Return whether rounds may be granted. Those with spans of their own are the router's, so that
+    each has its parts."""
+    is_exact = session.verification is Verification.EXACT and session.grammar is None
+    return is_exact and carried() is None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -49,12 +126,13 @@ class RequestReplicas:
     """Sources of copies beside the request's own text."""
     on_loss: Callable[[], None]
     """Called for every target that is lost."""
+    may_grant: bool
+    """True if rounds may begin before the text of those before them is known."""
     _failover: FailoverDraft | None = None
 
     def __post_init__(self) -> None:
         self._attempts = count()
-        self.draft: Draft = LookupDraft(self._drafter(), self.store)
-        self.target = FailoverTarget(
+        self._replaced = FailoverTarget(
             choose=self._choose_target,
             own=Breakers(time.monotonic, _AT_ONCE),
             shared=self.fleet.breakers,
@@ -64,17 +142,24 @@ class RequestReplicas:
             on_loss=self.on_loss,
             wait_s=self.target_wait_s,
         )
+        self.draft: Draft
+        self.target: Target = self._replaced
+        if self.may_grant:
+            ports = GrantingPorts(self._drafter(), self.store, self._replaced, self._source)
+            self.draft = self.target = ports
+        else:
+            self.draft = LookupDraft(self._drafter(), self.store)
 
     async def park(self, ttl_s: float, location: KvLocation) -> None:
         """Park the session on draft and target; record where."""
         if self._failover is not None:
             location.draft = await self._failover.park(ttl_s)
-        location.target = await self.target.park(ttl_s)
+        location.target = await self._replaced.park(ttl_s)
 
     async def release(self, session_id: str) -> None:
         """End both streams, which frees the session. Again, or after parking, is fine."""
         await self.draft.release(session_id)
-        await self.target.release(session_id)
+        await self._replaced.release(session_id)
 
     def _drafter(self) -> Draft:
         if self.kind == NGRAM.kind:
@@ -125,8 +210,13 @@ class RequestReplicas:
         return InUse(replica.address, draft, draft.park)
 
     def _feed(self) -> draft_pb2.KvFeed | None:
+        target, address = self._source()
+        return target.feed(address)
+
+    def _source(self) -> tuple[RemoteTarget, str]:
+        """Return the target in use, and its address for drafts."""
         placed, target = self._at
-        return target.feed(placed.model.description.advertised_address or placed.replica.address)
+        return target, placed.model.description.advertised_address or placed.replica.address
 
 
 async def free_parked(fleet: Fleet, record: Record, options: CallOptions) -> None:

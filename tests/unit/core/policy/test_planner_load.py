@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import SHORTEST_WAIT_S, Planner
 from slipstream.core.policy.profile import DraftFacts, Profile, resolve
+from slipstream.core.round import LATE, TOO_DEAR
 from slipstream.core.row_costs import Offer, RowCosts
-from slipstream.core.stop_reasons import LATE, TOO_DEAR
-from slipstream.core.tree import TokenTree
+from slipstream.core.tree import CopySource, TokenTree
 from slipstream.core.types import Proposal, ReplyTiming, Verdict
 from slipstream.rpc.conversion.convert import verdict_from_pb
 from slipstream.rpc.v1 import target_pb2
@@ -136,6 +136,27 @@ def test_nodes_and_steps_cost_less_beside_a_target_that_is_far_away():
     assert far.worth < near.worth
     pinned = [plan_from_afar(verifying_s=s, profile=Profile(row_cost=0.02)) for s in (0.02, 0.06)]
     assert pinned[0].row_prices[0] <= pinned[1].row_prices[0]
+
+
+def test_where_rounds_are_granted_copies_that_the_router_looks_up_pay_for_their_way():
+    plain = replace(verdict_of(0, FREE), timing=ReplyTiming(engine_s=0.02))
+    found, copied = (
+        replace(plain, tokens=(1, 2), num_accepted=1),
+        replace(chain(1), sources=(CopySource.LOOKUP,)),
+    )
+    left = {}
+    for is_granted in (True, False):
+        granted = replace(plain, proposal=Proposal() if is_granted else None)
+        planner = planner_of(Profile(lookup=2), step_s=1.0)
+        for _ in range(40):
+            planner.plan(999, plain)
+            far = round_of(Proposal(), granted, 0.0)
+            planner.record(replace(far, verifying=(0.0, 0.021 if is_granted else 0.08)))
+            plan = planner.plan(999, plain)
+            asked = round_of(copied if plan.lookup else Proposal(), found, 0.0)
+            planner.record(replace(asked, plan=plan, verifying=(0.0, 0.08)))
+        left[is_granted] = planner.plan(999, plain).lookup is not None
+    assert left == {True: False, False: True}
 
 
 def test_the_way_to_a_draft_makes_no_step_of_it_dear():

@@ -13,8 +13,8 @@ from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
 from slipstream.core.policy.profile import DraftFacts, Profile, resolve
+from slipstream.core.round import TOO_DEAR
 from slipstream.core.row_costs import Offer
-from slipstream.core.stop_reasons import TOO_DEAR
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
 from slipstream.verifying.meter import LoadMeter, StepCost
 from support.models.rounds import round_of

@@ -1,0 +1,267 @@
+"""What a target promises of granted rounds: the same tokens as requested ones, by proposals that it
+requests itself, and a word for each that has none."""
+
+import asyncio
+
+import pytest
+from grpc import StatusCode
+
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Plan, Proposal, Session
+from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.v1 import draft_pb2, target_pb2
+from support.models import tiny
+from support.network.streams import refusal
+from support.services.served_target import IDENTITY, LIMIT_S
+
+PROMPT = tuple(tiny.tokens(20))
+NUM_TOKENS = 50
+SESSION = Session("s", len(PROMPT), NUM_TOKENS)
+OTHER = Session("t", len(PROMPT), NUM_TOKENS)
+PLAN = message_of(draft_pb2.Plan, Plan(max_depth=8, max_nodes=12))
+PARK = target_pb2.VerifyRequest(park=draft_pb2.Park(ttl_ms=60_000))
+
+
+@pytest.fixture
+async def right(served):
+    """The tokens of plain rounds, each of them requested, the prompt's included."""
+    stream = await served.open(OTHER)
+    tokens = await stream.rounds(PROMPT, NUM_TOKENS)
+    await stream.end()
+    return tokens
+
+
+async def grant(stream, num_rounds, plan=None, wait_ms=1000 * LIMIT_S):
+    granted = target_pb2.GrantRounds(num_rounds=num_rounds, plan=plan, max_wait_ms=wait_ms)
+    await stream.call.write(target_pb2.VerifyRequest(grant=granted))
+
+
+async def verdicts(stream, count):
+    """The next answers of a `Verify` stream."""
+    answers = [await asyncio.wait_for(stream.call.read(), LIMIT_S) for _ in range(count)]
+    return [answer.verdict for answer in answers]
+
+
+def spelled(found):
+    return [token for verdict in found for token in verdict.tokens]
+
+
+class HandDraft:
+    """A draft that a test plays by hand."""
+
+    def __init__(self, served, stream, **said):
+        names = {"session_id": stream.session_id, "credential": stream.credential}
+        process = {"protocol_version": PROTOCOL_VERSION, "incarnation": IDENTITY.incarnation}
+        self._opening = target_pb2.OpenProposals(**{**process, **names, **said})
+        self.call = served.stub.StreamProposals()
+
+    async def open(self):
+        await self.call.write(target_pb2.StreamProposalsRequest(open=self._opening))
+        return self
+
+    async def asked(self):
+        answer = await asyncio.wait_for(self.call.read(), LIMIT_S)
+        return answer.propose
+
+    async def propose(self, *tokens, num_copied=0):
+        proposal = proposal_to_pb(Proposal(TokenTree.chain(tokens), stopped_by="depth"))
+        proposed = draft_pb2.Proposed(proposal=proposal, num_copied=num_copied)
+        await self.answer(proposed)
+
+    async def answer(self, proposed):
+        await self.call.write(target_pb2.StreamProposalsRequest(proposed=proposed))
+
+
+async def test_granted_plain_rounds_have_the_tokens_of_requested_ones(served, stream, right):
+    first = await stream.verify(0, PROMPT)
+    await grant(stream, 5)
+    await grant(stream, 3)
+    found = [first, *await verdicts(stream, 8)]
+    assert (*PROMPT, *spelled(found)) == right[: len(PROMPT) + 9]
+    assert not first.HasField("proposed")
+    assert all(verdict.HasField("proposed") and not verdict.fallback for verdict in found[1:])
+
+
+async def test_a_draft_is_asked_for_each_granted_round_and_gets_the_tokens_that_became_final(
+    served, stream, right
+):
+    draft = await HandDraft(served, stream).open()
+    found = [await stream.verify(0, PROMPT)]
+    await grant(stream, 4, PLAN)
+    told = list(PROMPT)
+    for num_right in (3, 0, 5, 2):
+        asked = await draft.asked()
+        told[asked.delta.start :] = asked.delta.tokens
+        assert tuple(told) == right[: len(told)]
+        assert (asked.plan.max_depth, asked.plan.max_nodes) == (8, 12)
+        path = (*right[len(told) : len(told) + num_right], tiny.VOCAB - 1)
+        await draft.propose(*path, num_copied=1)
+        found += await verdicts(stream, 1)
+        assert found[-1].num_accepted >= num_right
+        assert found[-1].proposed.num_copied == 1
+        assert tuple(found[-1].proposed.proposal.tree.tokens) == path
+    assert (*PROMPT, *spelled(found)) == right[: len(PROMPT) + len(spelled(found))]
+
+
+async def test_a_granted_plan_is_cut_to_what_the_request_may_still_have(served):
+    stream = await served.open(Session("s", len(PROMPT), 4))
+    draft = await HandDraft(served, stream).open()
+    await stream.verify(0, PROMPT)
+    await grant(stream, 9, PLAN)
+    depths = []
+    for _ in range(2):
+        depths.append((await draft.asked()).plan.max_depth)
+        await draft.propose(tiny.VOCAB - 1)
+        await verdicts(stream, 1)
+    (last,) = await verdicts(stream, 1)  # its only token is the target's own
+    assert (depths, last.finish_reason != 0) == ([2, 1], True)
+    await stream.end()
+
+
+async def silent(draft):
+    await draft.asked()
+
+
+async def leaving(draft):
+    await draft.asked()
+    draft.call.cancel()
+
+
+async def refusing(draft):
+    await draft.asked()
+    await draft.answer(draft_pb2.Proposed())
+
+
+async def lying(draft):
+    await draft.asked()
+    await draft.propose(10**6)
+
+
+async def overdrawn(draft):
+    await draft.asked()
+    await draft.propose(1, num_copied=2)
+
+
+async def deep(draft):
+    await draft.asked()
+    await draft.propose(*[1] * 9)
+
+
+async def absent(draft):
+    draft.call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("act", "word"),
+    [
+        (silent, "late"),
+        (leaving, "unavailable"),
+        (refusing, "unavailable"),
+        (lying, "invalid"),
+        (overdrawn, "invalid"),
+        (deep, "invalid"),
+        (absent, "unavailable"),
+    ],
+)
+async def test_a_granted_round_without_a_proposal_is_plain_and_the_last(
+    served, stream, right, act, word
+):
+    draft = await HandDraft(served, stream).open()
+    found = [await stream.verify(0, PROMPT)]
+    if act is absent:
+        await act(draft)
+    await grant(stream, 5, PLAN, wait_ms=300)
+    if act is not absent:
+        await act(draft)
+    found += await verdicts(stream, 1)
+    assert found[-1].fallback == word
+    await grant(stream, 5)  # on its way when the round fell back
+    start = len(PROMPT) + len(spelled(found))
+    found.append(await stream.verify(start, ()))  # the next answer is that of a request
+    assert not found[-1].HasField("proposed")
+    assert (*PROMPT, *spelled(found)) == right[: len(PROMPT) + 3]
+    draft.call.cancel()
+
+
+async def test_a_draft_may_come_after_its_round_was_granted_and_another_take_its_place(
+    served, stream
+):
+    await stream.verify(0, PROMPT)
+    await grant(stream, 1, PLAN)
+    first = await HandDraft(served, stream).open()
+    await first.asked()
+    await first.propose(tiny.VOCAB - 1)
+    await verdicts(stream, 1)
+    second = await HandDraft(served, stream).open()
+    assert await first.call.code() is StatusCode.OK
+    await grant(stream, 1, PLAN)
+    assert (await second.asked()).delta.start <= len(PROMPT)  # which the router has told it
+    await second.propose(tiny.VOCAB - 1)
+    (verdict,) = await verdicts(stream, 1)
+    assert not verdict.fallback
+    second.call.cancel()
+
+
+async def test_a_session_is_parked_behind_its_granted_rounds(served, right):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    await grant(stream, 3)
+    await stream.call.write(PARK)
+    answers = [await asyncio.wait_for(stream.call.read(), LIMIT_S) for _ in range(4)]
+    assert [answer.WhichOneof("message") for answer in answers] == ["verdict"] * 3 + ["parked"]
+    await stream.end()
+    again = await served.open(SESSION, fence=1)
+    verdict = await again.verify(0, right[: len(PROMPT) + 4])
+    assert (verdict.num_cached, *verdict.tokens) == (len(PROMPT) + 3, right[len(PROMPT) + 4])
+    await again.end()
+
+
+async def test_a_session_that_is_taken_over_goes_on_with_its_new_stream_alone(served, right):
+    old = await served.open(SESSION)
+    draft = await HandDraft(served, old).open()
+    await old.verify(0, PROMPT)
+    await grant(old, 5, PLAN)
+    await draft.asked()
+    new = await served.open(SESSION, fence=1)
+    assert (await refusal(old.call.read())).code() is StatusCode.ABORTED
+    assert await new.rounds(PROMPT, 5) == right[: len(PROMPT) + 5]
+    assert await draft.call.code() is StatusCode.OK
+    await new.end()
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({"credential": "another"}, StatusCode.PERMISSION_DENIED),
+        ({"incarnation": "that process"}, StatusCode.FAILED_PRECONDITION),
+        ({"protocol_version": 99}, StatusCode.FAILED_PRECONDITION),
+        ({"session_id": "none"}, StatusCode.NOT_FOUND),
+    ],
+)
+async def test_a_draft_that_is_not_that_of_the_session_is_refused(served, stream, said, code):
+    draft = await HandDraft(served, stream, **said).open()
+    assert (await refusal(draft.call.read())).code() is code
+
+
+async def test_a_proposal_that_was_not_requested_ends_the_draft_s_stream_alone(
+    served, stream, right
+):
+    draft = await HandDraft(served, stream).open()
+    await draft.propose(1)
+    status = await refusal(draft.call.read())
+    assert (status.code(), status.details()) == (
+        StatusCode.INVALID_ARGUMENT,
+        "a proposal was sent that was not requested",
+    )
+    assert await stream.rounds(PROMPT, 3) == right[: len(PROMPT) + 3]
+
+
+async def test_more_messages_than_a_stream_holds_for_later_are_refused(served, stream):
+    await stream.verify(0, PROMPT)
+    for _ in range(80):
+        await grant(stream, 1, PLAN, wait_ms=1000)
+    (late,) = await verdicts(stream, 1)
+    status = await refusal(stream.call.read())
+    assert (late.fallback, status.code()) == ("late", StatusCode.INVALID_ARGUMENT)
+    assert status.details() == "more than 64 messages wait for a round"
