@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipstream.core.errors import Unavailable
 from slipstream.core.inline import finished
