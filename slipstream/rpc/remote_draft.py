@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from slipstream.core.round import LATE
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.rpc.conversion.convert import timing_from_pb
+from slipstream.rpc.conversion.convert import timing_from_pb, trace_to_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
-from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.spans import carried
 

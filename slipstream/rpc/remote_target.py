@@ -8,11 +8,15 @@ from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Verdict
 from slipstream.core.verify.port_checks import check_proposal, check_verdict
-from slipstream.rpc.conversion.convert import timing_from_pb, verdict_from_pb, verify_to_pb
+from slipstream.rpc.conversion.convert import (
+    timing_from_pb,
+    trace_to_pb,
+    verdict_from_pb,
+    verify_to_pb,
+)
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
-from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.spans import carried
 

@@ -8,9 +8,9 @@ from slipstream.core.types import Proposal
 from slipstream.drafting.build import Drafter
 from slipstream.engine.thread import Done
 from slipstream.models.glide.target_parts import LoadedParts
+from slipstream.rpc.conversion.convert import trace_from_pb
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
-from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import proposed_attributes

@@ -14,12 +14,16 @@ import grpc
 
 from slipstream.core.errors import Cancelled, SessionOutOfSync, SessionTaken, check_fits
 from slipstream.core.types import ReplyTiming
-from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
+from slipstream.rpc.conversion.convert import (
+    session_from_pb,
+    trace_from_pb,
+    verdict_to_pb,
+    verify_from_pb,
+)
 from slipstream.rpc.leases import Leases, kind_of
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.service_options import SessionOptions
-from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes

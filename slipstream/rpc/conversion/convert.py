@@ -17,6 +17,7 @@ from slipstream.rpc.conversion.convert_common import (
     value_from_pb,
 )
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.telemetry.spans import Carrier
 
 _MAX_REASON = 40
 """Characters of a reason."""
@@ -132,3 +133,15 @@ def timing_from_pb(message: common_pb2.ReplyTiming, *, serialisation_s: float) -
     """Seconds, with the caller's own part."""
     times = {own: getattr(message, wire) / 1e6 for wire, own in _TIMES.items()}
     return ReplyTiming(**times, serialisation_s=serialisation_s)
+
+
+def trace_to_pb(carrier: Carrier | None) -> common_pb2.TraceContext | None:
+    """Return a trace's context; None for what is not traced."""
+    if carrier is None:
+        return None
+    return common_pb2.TraceContext(traceparent=carrier.traceparent, tracestate=carrier.tracestate)
+
+
+def trace_from_pb(message: common_pb2.TraceContext) -> Carrier | None:
+    """Return a trace's context; None where nothing is said."""
+    return Carrier(message.traceparent, message.tracestate) if message.traceparent else None

@@ -9,9 +9,8 @@ import pytest
 
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Shape
-from slipstream.rpc.conversion.convert import timing_from_pb
+from slipstream.rpc.conversion.convert import timing_from_pb, trace_to_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb
-from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry import catalog
 from support.services.scripted_keys import (

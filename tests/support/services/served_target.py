@@ -18,12 +18,12 @@ from slipstream.models.causal import CausalModel
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.cache import view_layout
 from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.conversion.convert import trace_to_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
 from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.tensors import dtype_of, unpack
-from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.spans import Carrier

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
-from slipstream.rpc.tracing import trace_from_pb, trace_to_pb
+from slipstream.rpc.conversion.convert import trace_from_pb, trace_to_pb
 from slipstream.rpc.v1 import common_pb2
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.spans import MAX_TRACESTATE, Carrier, Replies, carried, parent_of
