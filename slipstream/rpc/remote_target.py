@@ -135,6 +135,10 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         if has_failed or verdict.finish_reason is not None:
             self.num_due = 0
 
+    def end(self) -> None:
+        self.num_due = 0
+        super().end()
+
     def feed(self, address: str) -> draft_pb2.KvFeed | None:
         """Return where a draft reads keys and values; None before the first verdict."""
         if not self._credential:

@@ -194,6 +194,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 inbox.is_granting = not (answer.verdict.finish_reason or answer.verdict.fallback)
                 if answer.HasField("verdict") and (grant := inbox.granted()) is not None:
                     stream.granted.request(grant, stream.sequence)
+                    stream.notify()
                 yield answer
             stream.notify()  # once it is on its way: nothing waits for the readers
 

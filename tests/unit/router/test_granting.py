@@ -25,7 +25,7 @@ class Side:
     def __init__(self, *proposals):
         self.num_due = self.num_failed = 0
         self.granted, self.proposals = [], deque(proposals)
-        self.num_asked, self._next = 0, 0
+        self.num_asked, self._next, self.is_left = 0, 0, False
 
     async def grant(self, plan, address, num_rounds):
         self.granted.append((plan, num_rounds))
@@ -46,7 +46,7 @@ class Side:
         return self.proposals.popleft() if self.proposals else DRAFTED
 
     async def release(self, session_id):
-        pass
+        self.is_left = True
 
     def fall_back(self):
         self.num_due, self.num_failed = 0, self.num_failed + 1
@@ -106,6 +106,19 @@ async def test_copies_are_looked_up_by_the_router_and_a_round_without_any_is_pla
     found = await play(side, *[COPIES] * 12)
     assert (side.num_asked, {plan for plan, _ in side.granted}) == (0, {NO_PLAN})
     assert 3 <= found.count(False) < 12  # it looks again and again
+
+
+async def test_a_draft_is_left_once_the_rounds_that_ask_it_are_over():
+    side, sequence = Side(), TokenSequence(Session("s", 1, 500), (1,))
+    ports = GrantingPorts(side, None, side, lambda: (side, "there"))
+    for _ in range(4):
+        await ports.verify(sequence, await ports.propose(sequence, PLAN))
+    await ports.release("s")
+    left = []
+    while side.num_due:
+        left.append(side.is_left)
+        await ports.verify(sequence, Proposal())
+    assert (left, side.is_left) == ([False] * (WINDOW - 1), True)
 
 
 @pytest.mark.parametrize(
