@@ -44,8 +44,9 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         """Granted rounds whose verdicts have not come, and those that had no proposal."""
         self._granted: tuple[int, bytes] | None = None
         """Rounds to be granted with the next verification."""
-        self._way_s = self._service_s = 0.0
-        """Seconds of the last requested round: on the way, and in the target."""
+        self._way_s = self._service_s = self._wait_s = 0.0
+        """Seconds of the last requested round, on the way and in the target, and those that the
+        target may wait for a proposal."""
         if peer.lost is not None:
             give_up = asyncio.get_running_loop().create_task(self._give_up(peer.lost()))
             self._use.callback(give_up.cancel)
@@ -58,7 +59,7 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         """
         clock, is_granted, packed_s = self._options.clock, self.num_due > 0, 0.0
         if is_granted:
-            answer = await self._exchange.more(self._options.limit_s(0))
+            answer = await self._exchange.more(self._wait_s + self._options.limit_s(0))
             response, began = await self._decided(answer, 0)
         else:
             response, packed_s, began = await self._asked(sequence, proposal)
@@ -72,11 +73,11 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         """Let the target go on for so many rounds behind those that are due, or behind the next
         verification. It asks the draft that reads its keys and values, which reach it there, for
         proposals under this plan, and waits for each for `plan.worth_s`."""
-        wait_s = self._options.round_s if plan.worth_s is None else plan.worth_s
+        self._wait_s = self._options.round_s if plan.worth_s is None else plan.worth_s
         grant = target_pb2.GrantRounds(
             num_rounds=num_rounds,
             plan=message_of(draft_pb2.Plan, plan, feed=self.feed(address)),
-            max_wait_ms=round(1000 * wait_s),
+            max_wait_ms=round(1000 * self._wait_s),
         )
         message = target_pb2.VerifyRequest(grant=grant).SerializeToString()
         if self.num_due:

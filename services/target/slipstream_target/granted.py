@@ -38,7 +38,7 @@ class Inbox:
     def __init__(self, lease: Lease, messages: AsyncIterator[target_pb2.VerifyRequest]) -> None:
         self.is_granting = False
         """True while rounds may be granted: False drops what was granted so far."""
-        self._unread: deque[target_pb2.VerifyRequest | None] = deque()
+        self._unread: deque[target_pb2.VerifyRequest] = deque()
         self._news = asyncio.Event()
         self._reader = asyncio.get_running_loop().create_task(self._read(lease, messages))
 
@@ -63,7 +63,7 @@ class Inbox:
 
     def granted(self) -> target_pb2.GrantRounds | None:
         """Return the grant of the next round, if that is what comes next."""
-        while self._unread and self._unread[0] is not None and self._unread[0].HasField("grant"):
+        while self._unread and self._unread[0].HasField("grant"):
             grant = self._unread[0].grant
             if self.is_granting and grant.num_rounds:
                 return grant
@@ -236,7 +236,8 @@ class GrantedRounds:
             async with asyncio.timeout(limit_s):
                 await self._has_draft.wait()
                 self._request(sequence)
-                assert self._proposals is not None
+                if self._proposals is None or not self._is_requested:
+                    raise TimeoutError  # an earlier proposal is still due
                 return await self._proposals.proposed()
         except TimeoutError:
             raise DeadlineExceeded("the draft did not propose in time") from None

@@ -184,6 +184,23 @@ async def test_a_granted_round_without_a_proposal_is_plain_and_the_last(
     draft.call.cancel()
 
 
+async def test_a_proposal_that_comes_too_late_is_no_other_round_s(served, stream):
+    draft = await HandDraft(served, stream).open()
+    await stream.verify(0, PROMPT)
+    await grant(stream, 1, PLAN, wait_ms=50)
+    await draft.asked()
+    (late,) = await verdicts(stream, 1)
+    again = await stream.verify(len(PROMPT) + 2, ())
+    await grant(stream, 1, PLAN)
+    (still,) = await verdicts(stream, 1)
+    assert (late.fallback, again.fallback, still.fallback) == ("late", "", "late")
+    await draft.propose(1)  # and now it may be asked again
+    await stream.verify(len(PROMPT) + 4, ())
+    await grant(stream, 1, PLAN)
+    assert list((await draft.asked()).delta.tokens)
+    draft.call.cancel()
+
+
 async def test_a_draft_may_come_after_its_round_was_granted_and_another_take_its_place(
     served, stream
 ):
