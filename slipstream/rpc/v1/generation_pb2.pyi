@@ -18,11 +18,6 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
-
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _SpeculationMode:
@@ -71,10 +66,6 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     """The target's own."""
     TOKEN_ORIGIN_NGRAM_STORE: _TokenOrigin.ValueType  # 5
     """Copied from the n-gram store of the model."""
-    @_builtins.property
-    @_deprecated("""This enum value has been marked as deprecated using proto enum value options.""")
-    def TOKEN_ORIGIN_LEARNED(self) -> _TokenOrigin.ValueType:   # 6
-        """Never sent: routers learn nothing from requests any more."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Origin of a token of the output."""
@@ -91,8 +82,6 @@ TOKEN_ORIGIN_TARGET: TokenOrigin.ValueType  # 4
 """The target's own."""
 TOKEN_ORIGIN_NGRAM_STORE: TokenOrigin.ValueType  # 5
 """Copied from the n-gram store of the model."""
-TOKEN_ORIGIN_LEARNED: TokenOrigin.ValueType  # 6
-"""Never sent: routers learn nothing from requests any more."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _ReplicaRole:
@@ -784,8 +773,6 @@ class SpeculationStats(_message.Message):
     NUM_ACCEPTED_LOOKUP_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_STORE_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_STORE_TOKENS_FIELD_NUMBER: _builtins.int
-    NUM_LEARNED_TOKENS_FIELD_NUMBER: _builtins.int
-    NUM_ACCEPTED_LEARNED_TOKENS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds in which something was drafted."""
     num_plain_steps: _builtins.int
@@ -810,26 +797,6 @@ class SpeculationStats(_message.Message):
     """Draft tokens that only the n-gram store proposed."""
     num_accepted_store_tokens: _builtins.int
     """Those of `num_store_tokens` that became final."""
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def num_learned_tokens(self) -> _builtins.int:
-        """Always 0: routers learn nothing from requests any more."""
-
-    @num_learned_tokens.setter
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def num_learned_tokens(self, value: _builtins.int) -> None:
-        """Always 0: routers learn nothing from requests any more."""
-
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def num_accepted_learned_tokens(self) -> _builtins.int:
-        """Always 0."""
-
-    @num_accepted_learned_tokens.setter
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def num_accepted_learned_tokens(self, value: _builtins.int) -> None:
-        """Always 0."""
-
     @_builtins.property
     def per_step_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted tokens of each of the newest 1024 steps, in order."""
@@ -875,12 +842,10 @@ class SpeculationStats(_message.Message):
         num_accepted_lookup_tokens: _builtins.int = ...,
         num_store_tokens: _builtins.int = ...,
         num_accepted_store_tokens: _builtins.int = ...,
-        num_learned_tokens: _builtins.int = ...,
-        num_accepted_learned_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "lossless", b"lossless", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_accepted_learned_tokens", b"num_accepted_learned_tokens", "num_accepted_lookup_tokens", b"num_accepted_lookup_tokens", "num_accepted_store_tokens", b"num_accepted_store_tokens", "num_draft_tokens", b"num_draft_tokens", "num_learned_tokens", b"num_learned_tokens", "num_lookup_tokens", b"num_lookup_tokens", "num_plain_steps", b"num_plain_steps", "num_spec_steps", b"num_spec_steps", "num_spec_tokens", b"num_spec_tokens", "num_store_tokens", b"num_store_tokens", "per_step_accepted", b"per_step_accepted", "per_step_depth", b"per_step_depth", "per_step_drafted", b"per_step_drafted", "stop_reasons", b"stop_reasons"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "lossless", b"lossless", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_accepted_lookup_tokens", b"num_accepted_lookup_tokens", "num_accepted_store_tokens", b"num_accepted_store_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookup_tokens", b"num_lookup_tokens", "num_plain_steps", b"num_plain_steps", "num_spec_steps", b"num_spec_steps", "num_spec_tokens", b"num_spec_tokens", "num_store_tokens", b"num_store_tokens", "per_step_accepted", b"per_step_accepted", "per_step_depth", b"per_step_depth", "per_step_drafted", b"per_step_drafted", "stop_reasons", b"stop_reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1765,7 +1730,6 @@ class GetServerInfoResponse(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_SESSIONS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
-    SHADOW_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of Slipstream."""
     protocol_version: _builtins.int
@@ -1780,11 +1744,6 @@ class GetServerInfoResponse(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]:
         """Its replicas, by role and address."""
 
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def shadow(self) -> Global___ShadowInfo:
-        """Never set: routers check no requests again any more."""
-
     def __init__(
         self,
         *,
@@ -1794,87 +1753,14 @@ class GetServerInfoResponse(_message.Message):
         num_requests: _builtins.int = ...,
         num_sessions: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
-        shadow: Global___ShadowInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shadow", b"shadow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests", b"num_requests", "num_sessions", b"num_sessions", "protocol_version", b"protocol_version", "replicas", b"replicas", "shadow", b"shadow", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests", b"num_requests", "num_sessions", b"num_sessions", "protocol_version", b"protocol_version", "replicas", b"replicas", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
-
-@_deprecated("""This message has been marked as deprecated using proto message options.""")
-@_typing.final
-class ShadowInfo(_message.Message):
-    """Results of a check that is gone: finished requests, decoded again without speculation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RATE_FIELD_NUMBER: _builtins.int
-    NUM_OFFERED_FIELD_NUMBER: _builtins.int
-    NUM_CHECKED_FIELD_NUMBER: _builtins.int
-    NUM_CHECKED_TOKENS_FIELD_NUMBER: _builtins.int
-    NUM_DIVERGED_FIELD_NUMBER: _builtins.int
-    NUM_INCONCLUSIVE_FIELD_NUMBER: _builtins.int
-    NUM_INCOMPARABLE_FIELD_NUMBER: _builtins.int
-    NUM_SKIPPED_FIELD_NUMBER: _builtins.int
-    NUM_DROPPED_FIELD_NUMBER: _builtins.int
-    SMALLEST_MARGIN_FIELD_NUMBER: _builtins.int
-    LARGEST_MARGIN_FIELD_NUMBER: _builtins.int
-    rate: _builtins.float
-    """Share of finished requests that are drawn; 0 if the check is off."""
-    num_offered: _builtins.int
-    """Requests drawn for it."""
-    num_checked: _builtins.int
-    """Requests decoded again to their end, or to the first difference."""
-    num_checked_tokens: _builtins.int
-    """Compared output tokens, those of cancelled checks included."""
-    num_diverged: _builtins.int
-    """Checked requests that differed from plain decoding."""
-    num_inconclusive: _builtins.int
-    """Requests without drafted tokens, for which the check proves nothing."""
-    num_incomparable: _builtins.int
-    """Requests whose verification does not keep the tokens."""
-    num_skipped: _builtins.int
-    """Requests skipped for lack of capacity of targets or the router."""
-    num_dropped: _builtins.int
-    """Requests dropped because the queue was full."""
-    smallest_margin: _builtins.float
-    """Smallest margin of all differences between the expected and the actual token; unset without
-    a known one.
-    """
-    largest_margin: _builtins.float
-    """Largest of these margins: far above 0, rounding is not the cause."""
-    def __init__(
-        self,
-        *,
-        rate: _builtins.float = ...,
-        num_offered: _builtins.int = ...,
-        num_checked: _builtins.int = ...,
-        num_checked_tokens: _builtins.int = ...,
-        num_diverged: _builtins.int = ...,
-        num_inconclusive: _builtins.int = ...,
-        num_incomparable: _builtins.int = ...,
-        num_skipped: _builtins.int = ...,
-        num_dropped: _builtins.int = ...,
-        smallest_margin: _builtins.float | None = ...,
-        largest_margin: _builtins.float | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_largest_margin", b"_largest_margin", "_smallest_margin", b"_smallest_margin", "largest_margin", b"largest_margin", "smallest_margin", b"smallest_margin"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_margin", b"_largest_margin", "_smallest_margin", b"_smallest_margin", "largest_margin", b"largest_margin", "num_checked", b"num_checked", "num_checked_tokens", b"num_checked_tokens", "num_diverged", b"num_diverged", "num_dropped", b"num_dropped", "num_incomparable", b"num_incomparable", "num_inconclusive", b"num_inconclusive", "num_offered", b"num_offered", "num_skipped", b"num_skipped", "rate", b"rate", "smallest_margin", b"smallest_margin"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__largest_margin: _TypeAlias = _typing.Literal["largest_margin"]  # noqa: Y015
-    _WhichOneofArgType__largest_margin: _TypeAlias = _typing.Literal["_largest_margin", b"_largest_margin"]  # noqa: Y015
-    _WhichOneofReturnType__smallest_margin: _TypeAlias = _typing.Literal["smallest_margin"]  # noqa: Y015
-    _WhichOneofArgType__smallest_margin: _TypeAlias = _typing.Literal["_smallest_margin", b"_smallest_margin"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_margin) -> _WhichOneofReturnType__largest_margin | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__smallest_margin) -> _WhichOneofReturnType__smallest_margin | None: ...
-
-Global___ShadowInfo: _TypeAlias = ShadowInfo  # noqa: Y015
 
 @_typing.final
 class DeleteSessionRequest(_message.Message):

@@ -26,23 +26,17 @@ from slipstream.rpc.v1 import common_pb2 as slipstream_dot_rpc_dot_v1_dot_common
 from slipstream.rpc.v1 import draft_pb2 as slipstream_dot_rpc_dot_v1_dot_draft__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/target.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\x1a\x1dslipstream/rpc/v1/draft.proto\"\x88\x02\n\rVerifyRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.slipstream.rpc.v1.OpenTargetH\x00\x12\x33\n\x06verify\x18\x02 \x01(\x0b\x32!.slipstream.rpc.v1.VerifyProposalH\x00\x12\'\n\x04park\x18\x03 \x01(\x0b\x32\x17.slipstream.rpc.v1.ParkH\x00\x12/\n\x05grant\x18\x05 \x01(\x0b\x32\x1e.slipstream.rpc.v1.GrantRoundsH\x00\x12.\n\x05trace\x18\x04 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TraceContextB\t\n\x07message\"]\n\x0bGrantRounds\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x17.slipstream.rpc.v1.Plan\x12\x13\n\x0bmax_wait_ms\x18\x03 \x01(\r\"\x9f\x01\n\nOpenTarget\x12\x31\n\x07session\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.SessionParams\x12\x32\n\x08\x65xpected\x18\x02 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12\x19\n\x0cmax_queue_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_max_queue_ms\"|\n\x0eVerifyProposal\x12\'\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x18.slipstream.rpc.v1.Delta\x12-\n\x08proposal\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\x12\x12\n\x06rivals\x18\x03 \x03(\rB\x02\x18\x01\"\xd7\x01\n\x0eVerifyResponse\x12\x31\n\x06opened\x18\x01 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TargetOpenedH\x00\x12-\n\x07verdict\x18\x02 \x01(\x0b\x32\x1a.slipstream.rpc.v1.VerdictH\x00\x12+\n\x06parked\x18\x03 \x01(\x0b\x32\x19.slipstream.rpc.v1.ParkedH\x00\x12+\n\x06queued\x18\x04 \x01(\x0b\x32\x19.slipstream.rpc.v1.QueuedH\x00\x42\t\n\x07message\"\x08\n\x06Queued\"%\n\x0cTargetOpened\x12\x15\n\rkv_credential\x18\x01 \x01(\t\"\xb7\x04\n\x07Verdict\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x36\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1f.slipstream.rpc.v1.FinishReason\x12\r\n\x05roots\x18\x04 \x03(\r\x12\x16\n\tfree_rows\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nnum_cached\x18\x06 \x01(\r\x12.\n\x06timing\x18\x07 \x01(\x0b\x32\x1e.slipstream.rpc.v1.ReplyTiming\x12\x19\n\x08row_cost\x18\x08 \x01(\x01\x42\x02\x18\x01H\x01\x88\x01\x01\x12\x14\n\x07round_s\x18\t \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x07margins\x18\n \x03(\x01\x42\x02\x18\x01\x12\x31\n\x08logprobs\x18\x0b \x03(\x0b\x32\x1f.slipstream.rpc.v1.TokenLogprob\x12\x0e\n\x06\x66orced\x18\x0c \x03(\r\x12\x13\n\x0b\x63ost_tokens\x18\r \x03(\r\x12\r\n\x05\x63osts\x18\x0e \x03(\x02\x12\x38\n\x0fprompt_logprobs\x18\x10 \x03(\x0b\x32\x1f.slipstream.rpc.v1.TokenLogprob\x12-\n\x08proposed\x18\x11 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Proposed\x12\x14\n\x0cproposing_us\x18\x12 \x01(\r\x12\x10\n\x08\x66\x61llback\x18\x13 \x01(\tB\x0c\n\n_free_rowsB\x0b\n\t_row_costB\n\n\x08_round_s\"\x8c\x02\n\x0fStreamKvRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\x12\x0e\n\x06layers\x18\x05 \x03(\r\x12\r\n\x05start\x18\x06 \x01(\r\x12/\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x1d.slipstream.rpc.v1.KvEncoding\x12.\n\x05trace\x18\x08 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TraceContext\x12\x11\n\tskip_from\x18\t \x01(\r\x12\x0f\n\x07skip_to\x18\n \x01(\r\"\x86\x01\n\x16StreamProposalsRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.OpenProposalsH\x00\x12/\n\x08proposed\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.ProposedH\x00\x42\t\n\x07message\"f\n\rOpenProposals\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\"F\n\x17StreamProposalsResponse\x12+\n\x07propose\x18\x01 \x01(\x0b\x32\x1a.slipstream.rpc.v1.Propose\"\x8e\x02\n\x10StreamKvResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x03(\r\x12)\n\x05\x64type\x18\x06 \x01(\x0e\x32\x1a.slipstream.rpc.v1.KvDtype\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12/\n\x08\x65ncoding\x18\t \x01(\x0e\x32\x1d.slipstream.rpc.v1.KvEncoding\x12\x0f\n\x07payload\x18\n \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x0b \x01(\x07\"/\n\x15\x44\x65scribeTargetRequest\x12\x16\n\x0ewith_tokenizer\x18\x01 \x01(\x08\"\xaf\x01\n\tTokenizer\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12G\n\x0especial_tokens\x18\x03 \x03(\x0b\x32/.slipstream.rpc.v1.Tokenizer.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9c\x04\n\x16\x44\x65scribeTargetResponse\x12\x32\n\x08identity\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12+\n\x06layout\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.KvLayout\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x10\n\x08numerics\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x14\n\x0cmax_sessions\x18\x07 \x01(\r\x12\x1a\n\x12\x61\x64vertised_address\x18\x08 \x01(\t\x12/\n\ttokenizer\x18\t \x01(\x0b\x32\x1c.slipstream.rpc.v1.Tokenizer\x12)\n\x06memory\x18\n \x01(\x0b\x32\x19.slipstream.rpc.v1.Memory\x12\x14\n\x0chas_grammars\x18\x0b \x01(\x08\x12\x19\n\x0cmax_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x65ngine\x18\r \x01(\t\x12\x32\n\x0btool_format\x18\x0e \x01(\x0e\x32\x1d.slipstream.rpc.v1.ToolFormat\x12<\n\x11sampling_defaults\x18\x0f \x01(\x0b\x32!.slipstream.rpc.v1.SamplingParamsB\x0f\n\r_max_logprobs\"\x16\n\x14GetTargetLoadRequest\">\n\x15GetTargetLoadResponse\x12%\n\x04load\x18\x01 \x01(\x0b\x32\x17.slipstream.rpc.v1.Load*T\n\nKvEncoding\x12\x1b\n\x17KV_ENCODING_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_ENCODING_RAW\x10\x01\x12\x14\n\x10KV_ENCODING_INT8\x10\x02\x32\xf2\x03\n\rTargetService\x12Q\n\x06Verify\x12 .slipstream.rpc.v1.VerifyRequest\x1a!.slipstream.rpc.v1.VerifyResponse(\x01\x30\x01\x12U\n\x08StreamKv\x12\".slipstream.rpc.v1.StreamKvRequest\x1a#.slipstream.rpc.v1.StreamKvResponse0\x01\x12l\n\x0fStreamProposals\x12).slipstream.rpc.v1.StreamProposalsRequest\x1a*.slipstream.rpc.v1.StreamProposalsResponse(\x01\x30\x01\x12\x65\n\x0e\x44\x65scribeTarget\x12(.slipstream.rpc.v1.DescribeTargetRequest\x1a).slipstream.rpc.v1.DescribeTargetResponse\x12\x62\n\rGetTargetLoad\x12\'.slipstream.rpc.v1.GetTargetLoadRequest\x1a(.slipstream.rpc.v1.GetTargetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/target.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\x1a\x1dslipstream/rpc/v1/draft.proto\"\x88\x02\n\rVerifyRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.slipstream.rpc.v1.OpenTargetH\x00\x12\x33\n\x06verify\x18\x02 \x01(\x0b\x32!.slipstream.rpc.v1.VerifyProposalH\x00\x12\'\n\x04park\x18\x03 \x01(\x0b\x32\x17.slipstream.rpc.v1.ParkH\x00\x12/\n\x05grant\x18\x05 \x01(\x0b\x32\x1e.slipstream.rpc.v1.GrantRoundsH\x00\x12.\n\x05trace\x18\x04 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TraceContextB\t\n\x07message\"]\n\x0bGrantRounds\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x17.slipstream.rpc.v1.Plan\x12\x13\n\x0bmax_wait_ms\x18\x03 \x01(\r\"\x9f\x01\n\nOpenTarget\x12\x31\n\x07session\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.SessionParams\x12\x32\n\x08\x65xpected\x18\x02 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12\x19\n\x0cmax_queue_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_max_queue_ms\"h\n\x0eVerifyProposal\x12\'\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x18.slipstream.rpc.v1.Delta\x12-\n\x08proposal\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\"\xd7\x01\n\x0eVerifyResponse\x12\x31\n\x06opened\x18\x01 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TargetOpenedH\x00\x12-\n\x07verdict\x18\x02 \x01(\x0b\x32\x1a.slipstream.rpc.v1.VerdictH\x00\x12+\n\x06parked\x18\x03 \x01(\x0b\x32\x19.slipstream.rpc.v1.ParkedH\x00\x12+\n\x06queued\x18\x04 \x01(\x0b\x32\x19.slipstream.rpc.v1.QueuedH\x00\x42\t\n\x07message\"\x08\n\x06Queued\"%\n\x0cTargetOpened\x12\x15\n\rkv_credential\x18\x01 \x01(\t\"\xfa\x03\n\x07Verdict\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x36\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1f.slipstream.rpc.v1.FinishReason\x12\r\n\x05roots\x18\x04 \x03(\r\x12\x16\n\tfree_rows\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nnum_cached\x18\x06 \x01(\r\x12.\n\x06timing\x18\x07 \x01(\x0b\x32\x1e.slipstream.rpc.v1.ReplyTiming\x12\x14\n\x07round_s\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x31\n\x08logprobs\x18\x0b \x03(\x0b\x32\x1f.slipstream.rpc.v1.TokenLogprob\x12\x0e\n\x06\x66orced\x18\x0c \x03(\r\x12\x13\n\x0b\x63ost_tokens\x18\r \x03(\r\x12\r\n\x05\x63osts\x18\x0e \x03(\x02\x12\x38\n\x0fprompt_logprobs\x18\x10 \x03(\x0b\x32\x1f.slipstream.rpc.v1.TokenLogprob\x12-\n\x08proposed\x18\x11 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Proposed\x12\x14\n\x0cproposing_us\x18\x12 \x01(\r\x12\x10\n\x08\x66\x61llback\x18\x13 \x01(\tB\x0c\n\n_free_rowsB\n\n\x08_round_s\"\x8c\x02\n\x0fStreamKvRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\x12\x0e\n\x06layers\x18\x05 \x03(\r\x12\r\n\x05start\x18\x06 \x01(\r\x12/\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x1d.slipstream.rpc.v1.KvEncoding\x12.\n\x05trace\x18\x08 \x01(\x0b\x32\x1f.slipstream.rpc.v1.TraceContext\x12\x11\n\tskip_from\x18\t \x01(\r\x12\x0f\n\x07skip_to\x18\n \x01(\r\"\x86\x01\n\x16StreamProposalsRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.OpenProposalsH\x00\x12/\n\x08proposed\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.ProposedH\x00\x42\t\n\x07message\"f\n\rOpenProposals\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\"F\n\x17StreamProposalsResponse\x12+\n\x07propose\x18\x01 \x01(\x0b\x32\x1a.slipstream.rpc.v1.Propose\"\x8e\x02\n\x10StreamKvResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x03(\r\x12)\n\x05\x64type\x18\x06 \x01(\x0e\x32\x1a.slipstream.rpc.v1.KvDtype\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12/\n\x08\x65ncoding\x18\t \x01(\x0e\x32\x1d.slipstream.rpc.v1.KvEncoding\x12\x0f\n\x07payload\x18\n \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x0b \x01(\x07\"/\n\x15\x44\x65scribeTargetRequest\x12\x16\n\x0ewith_tokenizer\x18\x01 \x01(\x08\"\xaf\x01\n\tTokenizer\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12G\n\x0especial_tokens\x18\x03 \x03(\x0b\x32/.slipstream.rpc.v1.Tokenizer.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9c\x04\n\x16\x44\x65scribeTargetResponse\x12\x32\n\x08identity\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.ModelIdentity\x12+\n\x06layout\x18\x02 \x01(\x0b\x32\x1b.slipstream.rpc.v1.KvLayout\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x10\n\x08numerics\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x14\n\x0cmax_sessions\x18\x07 \x01(\r\x12\x1a\n\x12\x61\x64vertised_address\x18\x08 \x01(\t\x12/\n\ttokenizer\x18\t \x01(\x0b\x32\x1c.slipstream.rpc.v1.Tokenizer\x12)\n\x06memory\x18\n \x01(\x0b\x32\x19.slipstream.rpc.v1.Memory\x12\x14\n\x0chas_grammars\x18\x0b \x01(\x08\x12\x19\n\x0cmax_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x65ngine\x18\r \x01(\t\x12\x32\n\x0btool_format\x18\x0e \x01(\x0e\x32\x1d.slipstream.rpc.v1.ToolFormat\x12<\n\x11sampling_defaults\x18\x0f \x01(\x0b\x32!.slipstream.rpc.v1.SamplingParamsB\x0f\n\r_max_logprobs\"\x16\n\x14GetTargetLoadRequest\">\n\x15GetTargetLoadResponse\x12%\n\x04load\x18\x01 \x01(\x0b\x32\x17.slipstream.rpc.v1.Load*T\n\nKvEncoding\x12\x1b\n\x17KV_ENCODING_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_ENCODING_RAW\x10\x01\x12\x14\n\x10KV_ENCODING_INT8\x10\x02\x32\xf2\x03\n\rTargetService\x12Q\n\x06Verify\x12 .slipstream.rpc.v1.VerifyRequest\x1a!.slipstream.rpc.v1.VerifyResponse(\x01\x30\x01\x12U\n\x08StreamKv\x12\".slipstream.rpc.v1.StreamKvRequest\x1a#.slipstream.rpc.v1.StreamKvResponse0\x01\x12l\n\x0fStreamProposals\x12).slipstream.rpc.v1.StreamProposalsRequest\x1a*.slipstream.rpc.v1.StreamProposalsResponse(\x01\x30\x01\x12\x65\n\x0e\x44\x65scribeTarget\x12(.slipstream.rpc.v1.DescribeTargetRequest\x1a).slipstream.rpc.v1.DescribeTargetResponse\x12\x62\n\rGetTargetLoad\x12\'.slipstream.rpc.v1.GetTargetLoadRequest\x1a(.slipstream.rpc.v1.GetTargetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slipstream.rpc.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFYPROPOSAL'].fields_by_name['rivals']._loaded_options = None
-  _globals['_VERIFYPROPOSAL'].fields_by_name['rivals']._serialized_options = b'\030\001'
-  _globals['_VERDICT'].fields_by_name['row_cost']._loaded_options = None
-  _globals['_VERDICT'].fields_by_name['row_cost']._serialized_options = b'\030\001'
-  _globals['_VERDICT'].fields_by_name['margins']._loaded_options = None
-  _globals['_VERDICT'].fields_by_name['margins']._serialized_options = b'\030\001'
   _globals['_TOKENIZER_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_KVENCODING']._serialized_start=3318
-  _globals['_KVENCODING']._serialized_end=3402
+  _globals['_KVENCODING']._serialized_start=3237
+  _globals['_KVENCODING']._serialized_end=3321
   _globals['_VERIFYREQUEST']._serialized_start=117
   _globals['_VERIFYREQUEST']._serialized_end=381
   _globals['_GRANTROUNDS']._serialized_start=383
@@ -50,37 +44,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENTARGET']._serialized_start=479
   _globals['_OPENTARGET']._serialized_end=638
   _globals['_VERIFYPROPOSAL']._serialized_start=640
-  _globals['_VERIFYPROPOSAL']._serialized_end=764
-  _globals['_VERIFYRESPONSE']._serialized_start=767
-  _globals['_VERIFYRESPONSE']._serialized_end=982
-  _globals['_QUEUED']._serialized_start=984
-  _globals['_QUEUED']._serialized_end=992
-  _globals['_TARGETOPENED']._serialized_start=994
-  _globals['_TARGETOPENED']._serialized_end=1031
-  _globals['_VERDICT']._serialized_start=1034
-  _globals['_VERDICT']._serialized_end=1601
-  _globals['_STREAMKVREQUEST']._serialized_start=1604
-  _globals['_STREAMKVREQUEST']._serialized_end=1872
-  _globals['_STREAMPROPOSALSREQUEST']._serialized_start=1875
-  _globals['_STREAMPROPOSALSREQUEST']._serialized_end=2009
-  _globals['_OPENPROPOSALS']._serialized_start=2011
-  _globals['_OPENPROPOSALS']._serialized_end=2113
-  _globals['_STREAMPROPOSALSRESPONSE']._serialized_start=2115
-  _globals['_STREAMPROPOSALSRESPONSE']._serialized_end=2185
-  _globals['_STREAMKVRESPONSE']._serialized_start=2188
-  _globals['_STREAMKVRESPONSE']._serialized_end=2458
-  _globals['_DESCRIBETARGETREQUEST']._serialized_start=2460
-  _globals['_DESCRIBETARGETREQUEST']._serialized_end=2507
-  _globals['_TOKENIZER']._serialized_start=2510
-  _globals['_TOKENIZER']._serialized_end=2685
-  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_start=2633
-  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_end=2685
-  _globals['_DESCRIBETARGETRESPONSE']._serialized_start=2688
-  _globals['_DESCRIBETARGETRESPONSE']._serialized_end=3228
-  _globals['_GETTARGETLOADREQUEST']._serialized_start=3230
-  _globals['_GETTARGETLOADREQUEST']._serialized_end=3252
-  _globals['_GETTARGETLOADRESPONSE']._serialized_start=3254
-  _globals['_GETTARGETLOADRESPONSE']._serialized_end=3316
-  _globals['_TARGETSERVICE']._serialized_start=3405
-  _globals['_TARGETSERVICE']._serialized_end=3903
+  _globals['_VERIFYPROPOSAL']._serialized_end=744
+  _globals['_VERIFYRESPONSE']._serialized_start=747
+  _globals['_VERIFYRESPONSE']._serialized_end=962
+  _globals['_QUEUED']._serialized_start=964
+  _globals['_QUEUED']._serialized_end=972
+  _globals['_TARGETOPENED']._serialized_start=974
+  _globals['_TARGETOPENED']._serialized_end=1011
+  _globals['_VERDICT']._serialized_start=1014
+  _globals['_VERDICT']._serialized_end=1520
+  _globals['_STREAMKVREQUEST']._serialized_start=1523
+  _globals['_STREAMKVREQUEST']._serialized_end=1791
+  _globals['_STREAMPROPOSALSREQUEST']._serialized_start=1794
+  _globals['_STREAMPROPOSALSREQUEST']._serialized_end=1928
+  _globals['_OPENPROPOSALS']._serialized_start=1930
+  _globals['_OPENPROPOSALS']._serialized_end=2032
+  _globals['_STREAMPROPOSALSRESPONSE']._serialized_start=2034
+  _globals['_STREAMPROPOSALSRESPONSE']._serialized_end=2104
+  _globals['_STREAMKVRESPONSE']._serialized_start=2107
+  _globals['_STREAMKVRESPONSE']._serialized_end=2377
+  _globals['_DESCRIBETARGETREQUEST']._serialized_start=2379
+  _globals['_DESCRIBETARGETREQUEST']._serialized_end=2426
+  _globals['_TOKENIZER']._serialized_start=2429
+  _globals['_TOKENIZER']._serialized_end=2604
+  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_start=2552
+  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_end=2604
+  _globals['_DESCRIBETARGETRESPONSE']._serialized_start=2607
+  _globals['_DESCRIBETARGETRESPONSE']._serialized_end=3147
+  _globals['_GETTARGETLOADREQUEST']._serialized_start=3149
+  _globals['_GETTARGETLOADREQUEST']._serialized_end=3171
+  _globals['_GETTARGETLOADRESPONSE']._serialized_start=3173
+  _globals['_GETTARGETLOADRESPONSE']._serialized_end=3235
+  _globals['_TARGETSERVICE']._serialized_start=3324
+  _globals['_TARGETSERVICE']._serialized_end=3822
 # @@protoc_insertion_point(module_scope)

@@ -21,11 +21,6 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
-
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _KvEncoding:
@@ -184,7 +179,6 @@ class VerifyProposal(_message.Message):
 
     DELTA_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
-    RIVALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delta(self) -> _common_pb2.Delta:
         """Tokens that became final since the last message of the stream; its first delta starts at 0."""
@@ -193,21 +187,15 @@ class VerifyProposal(_message.Message):
     def proposal(self) -> _common_pb2.Proposal:
         """The proposal; empty for a plain round."""
 
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def rivals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Refused: targets compare no tokens with others any more."""
-
     def __init__(
         self,
         *,
         delta: _common_pb2.Delta | None = ...,
         proposal: _common_pb2.Proposal | None = ...,
-        rivals: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "proposal", b"proposal", "rivals", b"rivals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "proposal", b"proposal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,9 +299,7 @@ class Verdict(_message.Message):
     FREE_ROWS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
-    ROW_COST_FIELD_NUMBER: _builtins.int
     ROUND_S_FIELD_NUMBER: _builtins.int
-    MARGINS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
     COST_TOKENS_FIELD_NUMBER: _builtins.int
@@ -330,16 +316,6 @@ class Verdict(_message.Message):
     """Token budget of the session's next round, the pending token included."""
     num_cached: _builtins.int
     """Leading tokens whose keys and values were cached before this round."""
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def row_cost(self) -> _builtins.float:
-        """Not sent any more: replaced by `cost_tokens` and `costs`."""
-
-    @row_cost.setter
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def row_cost(self, value: _builtins.float) -> None:
-        """Not sent any more: replaced by `cost_tokens` and `costs`."""
-
     round_s: _builtins.float
     """Seconds of a plain round at the present load; unset: unknown."""
     proposing_us: _builtins.int
@@ -357,11 +333,6 @@ class Verdict(_message.Message):
     @_builtins.property
     def timing(self) -> _common_pb2.ReplyTiming:
         """Times of the reply."""
-
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Always empty."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
@@ -397,9 +368,7 @@ class Verdict(_message.Message):
         free_rows: _builtins.int | None = ...,
         num_cached: _builtins.int = ...,
         timing: _common_pb2.ReplyTiming | None = ...,
-        row_cost: _builtins.float | None = ...,
         round_s: _builtins.float | None = ...,
-        margins: _abc.Iterable[_builtins.float] | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         forced: _abc.Iterable[_builtins.int] | None = ...,
         cost_tokens: _abc.Iterable[_builtins.int] | None = ...,
@@ -409,22 +378,18 @@ class Verdict(_message.Message):
         proposing_us: _builtins.int = ...,
         fallback: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "proposed", b"proposed", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "free_rows", b"free_rows", "proposed", b"proposed", "round_s", b"round_s", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "fallback", b"fallback", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "proposed", b"proposed", "proposing_us", b"proposing_us", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "cost_tokens", b"cost_tokens", "costs", b"costs", "fallback", b"fallback", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "proposed", b"proposed", "proposing_us", b"proposing_us", "roots", b"roots", "round_s", b"round_s", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015
     _WhichOneofReturnType__round_s: _TypeAlias = _typing.Literal["round_s"]  # noqa: Y015
     _WhichOneofArgType__round_s: _TypeAlias = _typing.Literal["_round_s", b"_round_s"]  # noqa: Y015
-    _WhichOneofReturnType__row_cost: _TypeAlias = _typing.Literal["row_cost"]  # noqa: Y015
-    _WhichOneofArgType__row_cost: _TypeAlias = _typing.Literal["_row_cost", b"_row_cost"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__free_rows) -> _WhichOneofReturnType__free_rows | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__round_s) -> _WhichOneofReturnType__round_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_cost) -> _WhichOneofReturnType__row_cost | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
