@@ -138,11 +138,17 @@ class Prices:
     WEIGHT: ClassVar = 0.2
     LARGEST_RISE: ClassVar = 4.0
     """A wait that is so many times the usual one, or more, counts as so many."""
+    MEMORY: ClassVar = 0.9
+    """Part of the weight of proposals' times that is left after another."""
+    START_WEIGHT: ClassVar = 0.05
+    """Weight of a start that takes no time; the step that was timed at first has 1."""
 
     step_cost: float | None = None
     row_cost: float | None = None
     step_s: float | None = None
-    """Seconds that a draft step takes: at first what it took at the start."""
+    """Seconds that one more draft step takes: at first what it took when the draft was loaded."""
+    start_s: float = 0.0
+    """Seconds that a proposal takes beside its steps: the target has filled the caches."""
     target_way_s: float | None = None
     """Seconds of a round outside the target's engine, if known."""
     draft_way_s: float | None = None
@@ -150,6 +156,9 @@ class Prices:
     _engine_s: float | None = None
     """Seconds of a plain round in the target's engine, if known."""
     _are_granted: bool = False
+    _timed_s: float | None = None
+    _sums: tuple[float, ...] = (0.0,) * 5
+    """Sums over proposals: number, steps, squared steps, times, times by steps."""
 
     def __post_init__(self) -> None:
         self._pinned = None if self.row_cost is None else RowCosts.straight(self.row_cost)
@@ -162,7 +171,7 @@ class Prices:
 
     @property
     def step(self) -> float:
-        """Plain rounds that a draft step takes."""
+        """Plain rounds that one more draft step takes."""
         if self.step_cost is not None:
             return self.step_cost
         if self.step_s is None or not self.round_s:
@@ -215,15 +224,27 @@ class Prices:
         if waited_s is not None and not 0 <= waited_s < math.inf:
             waited_s = None
         if waited_s is None or not self.round_s or self.step_cost is not None:
-            return num_steps * self.step
+            return num_steps * self.step + self.waited(self.start_s)
         engine_s = waited_s if engine_s is None else min(max(engine_s, 0.0), waited_s)
-        self.draft_way_s = usual_way_s = self._usual(self.draft_way_s, waited_s - engine_s)
-        step_s = engine_s / max(num_steps, 1)
-        usual_s = step_s if self.step_s is None else self.step_s
-        step_s = min(step_s, self.LARGEST_RISE * max(usual_s, 0.01 * self.round_s))
-        self.step_s = usual_s + self.WEIGHT * (step_s - usual_s)
-        way_s = min(waited_s - engine_s, self.LARGEST_RISE * usual_way_s)
-        return (way_s + min(engine_s, step_s * max(num_steps, 1))) / self.round_s
+        way_s = waited_s - engine_s
+        self.draft_way_s = self._usual(self.draft_way_s, way_s)
+        way_s = min(way_s, self.LARGEST_RISE * self.draft_way_s)
+        return (way_s + self._learn(max(num_steps, 1), engine_s)) / self.round_s
+
+    def _learn(self, num_steps: int, engine_s: float) -> float:
+        """Fit start and steps to proposals' times by least squares; return this one's, no stall."""
+        step_s = engine_s / num_steps if self.step_s is None else self.step_s
+        self._timed_s = timed_s = step_s if self._timed_s is None else self._timed_s
+        usual_s = self.start_s + num_steps * step_s
+        engine_s = min(engine_s, self.LARGEST_RISE * max(usual_s, 0.01 * (self.round_s or 0.0)))
+        added = 1, num_steps, num_steps**2, engine_s, num_steps * engine_s
+        sums = [self.MEMORY * of + more for of, more in zip(self._sums, added, strict=True)]
+        self._sums, [count, steps, squares, total_s, by_steps_s] = tuple(sums), sums
+        count, squares, by_steps_s = count + self.START_WEIGHT, squares + 1, by_steps_s + timed_s
+        start_s = (total_s * squares - by_steps_s * steps) / (count * squares - steps**2)
+        self.start_s = start_s if 0 < start_s < math.inf else 0.0
+        self.step_s = max((by_steps_s - steps * self.start_s) / squares, 0.0)
+        return engine_s
 
     @property
     def _engine_share(self) -> float:

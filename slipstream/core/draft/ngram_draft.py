@@ -110,9 +110,11 @@ async def with_copies(
     if copying is None:
         return await propose(sequence, plan)
     session, guesses = sequence.session, ngrams.guesses(sequence)
-    copies = _grown(guesses, session, plan, copying)
-    if copies.covered >= copying.alone:
-        return _with_copies(Proposal(), copies)
+    first = guesses.after((), shortest=copying.shortest, with_store=not plan.may_ask)
+    if sum(guess.probability for guess in first) >= copying.alone:  # no tree covers more
+        copies = _grown(guesses, session, plan, copying)
+        if copies.covered >= copying.alone:
+            return _with_copies(Proposal(), copies)
     proposal = await propose(sequence, replace(plan, lookup=None))
     if proposal.fallback == LATE and not plan.row_prices:
         return proposal  # a plain round; copies without a price may take far longer

@@ -164,6 +164,20 @@ def test_the_way_to_a_draft_makes_no_step_of_it_dear():
     assert far.worth <= near.worth
 
 
+def test_what_a_proposal_takes_beside_its_steps_makes_no_step_of_it_dear():
+    worth = {}
+    for start_s, step_s in ((0.0, 0.001), (0.003, 0.001), (0.0, 0.004)):
+        planner = planner_of(SHORT, step_s=0.001)
+        for depth in (1, 2, 1, 4, 1, 3) * 5:
+            planner.plan(999, verdict_of(1, DEAR))
+            waited_s = start_s + depth * step_s
+            planner.record(round_of(chain(depth), verdict_of(1, DEAR), waited_s))
+        worth[start_s, step_s] = planner.plan(999, verdict_of(1, DEAR)).worth
+    free, begun, dear = worth.values()
+    assert begun == pytest.approx(free, rel=0.2)
+    assert dear > 1.5 * free
+
+
 def test_a_draft_whose_way_takes_longer_than_it_saves_is_given_up():
     planner = planner_of(SHORT)
     drafted, verdict = replace(chain(4), timing=ReplyTiming(engine_s=0.001)), verdict_of(1, FREE)
