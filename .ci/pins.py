@@ -29,7 +29,8 @@ def _bases(file: Path) -> Iterator[str]:
     text = file.read_text(encoding="utf-8")
     stages = set(re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE))
     for name in _BASE.findall(text):
-        is_stage = name in stages or "${" in name  # an argument is judged where it is set
+        # An argument is judged where it is set; "scratch" is empty.
+        is_stage = name in {*stages, "scratch"} or "${" in name
         if not is_stage and not _DIGEST.search(name):
             yield f"{file.name}: the base image {name} has no digest"
 

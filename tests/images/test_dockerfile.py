@@ -56,7 +56,7 @@ def test_an_image_says_what_it_is_has_the_ports_of_the_documentation_and_keeps_m
     assert said["HF_HOME"].startswith("/models/")
     assert said["HOME"] == "/tmp"
     made = [each.value for each in known["base"].all("RUN")]
-    writable = "install --directory --owner=65532 --group=65532 --mode=0755 /models"
+    writable = "mkdir -m 0755 /models && chown 65532:65532 /models"
     assert any(writable in run for run in made)
 
 
