@@ -126,14 +126,11 @@ def test_the_services_of_the_page_answer_as_embedded_engines_and_stop_in_time(
     assert [int(code) for code in codes] == [0, 0, 0]
 
 
-def test_a_service_starts_as_any_user_with_a_full_tmp_and_compiles_nothing(
-    podman, hardened, models
-):
+def test_a_start_as_any_user_with_a_full_tmp_compiles_nothing(podman, hardened, models):
     full = [flag.replace("/tmp", "/tmp:size=4k") for flag in hardened]
-    full += ["--env", "PYTHONVERBOSE=1"]
     podman(
         *(*full, "--detach", "--name", "other", "--user", "12345:0", "--volume", models),
-        *(podman.image("target"), "--model", "smollm2-135m-q4_1"),
+        *("--env", "PYTHONVERBOSE=1", podman.image("target"), "--model", "smollm2-135m-q4_1"),
     )
     deadline = time.monotonic() + STOP_S
     while "ready " not in (said := podman("logs", "other")):
