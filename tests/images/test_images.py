@@ -9,10 +9,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from packaging.utils import canonicalize_name
 
-from slipstream.config import load_settings
 from support.commands import ROOT, ran, ran_python
 from support.deployment import lock_files
-from support.deployment.containers import Podman, lack
+from support.deployment.containers import CERTIFICATES, Podman, lack
 from support.deployment.dockerfile import ROLES
 from support.deployment.pages import fences
 
@@ -24,8 +23,9 @@ pytestmark = [
 PAGE = (ROOT / "docs" / "images.md").read_text()
 (SESSION,) = [code for _, _, code in fences(PAGE) if "docker network create" in code]
 FLAGS = re.search(r'^HARDENED="(.*)"$', SESSION, re.MULTILINE)[1]
-STARTED = f'HARDENED="{FLAGS}"\n' + SESSION.partition("\n\n")[2]
-"""Commands of the page, without those that make the network and fill the volume."""
+TRUSTING = f"{FLAGS} --volume {CERTIFICATES}:{CERTIFICATES}:ro"
+FILLED, _, STARTED = SESSION.replace(FLAGS, TRUSTING).partition("\n\n")
+"""Commands of the page that make the network and fill the volume; those that run services."""
 PROMPT = "Why is the sky blue?"
 LOCKS = {"router": "router", "draft": "engine-serve", "target": "engine-serve"}
 MOST_MB = {"router": 150, "draft": 250, "target": 250}
@@ -54,21 +54,16 @@ def podman(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hardened(podman):
-    """The flags of the page, and a network to use them in."""
-    podman("network", "create", "slipstream")
+    """The flags of the page, the network to use them in, and a volume with the page's model."""
+    done = ran("bash", "-euc", FILLED, env=podman.variables)
+    assert done.returncode == 0, done.stderr
     return ["run", *FLAGS.split()]
 
 
-@pytest.fixture(scope="module")
-def models(real_model):
-    """The cache of this machine as the page's volume: Podman gives a volume an owner of its own."""
-    return f"{load_settings().cache_dir}:/models:ro"
-
-
 @pytest.fixture
-def answer(podman, hardened, models):
+def answer(podman, hardened):
     """What the services of the page answer to its last command."""
-    commands = STARTED.replace("models:/models:ro", models)
+    commands = f'HARDENED="{FLAGS}"\n{STARTED}'
     done = ran("bash", "-euo", "pipefail", "-c", commands, env=podman.variables)
     assert done.returncode == 0, done.stderr
     yield done.stdout
@@ -101,7 +96,7 @@ def test_an_image_holds_what_its_lock_names_and_is_no_larger_than_promised(podma
 
 
 def test_the_services_of_the_page_answer_as_embedded_engines_and_stop_in_time(
-    podman, hardened, answer
+    podman, hardened, answer, real_model
 ):
     command = ["generate", "--quiet", "--target", "smollm2-135m-q4_1", PROMPT]
     alone = ran_python("-m", "slipstream.cli.main", *command)
@@ -126,14 +121,15 @@ def test_the_services_of_the_page_answer_as_embedded_engines_and_stop_in_time(
     assert [int(code) for code in codes] == [0, 0, 0]
 
 
-def test_a_start_as_any_user_with_a_full_tmp_compiles_nothing(podman, hardened, models):
+def test_a_start_as_any_user_with_a_full_tmp_compiles_nothing(podman, hardened):
     full = [flag.replace("/tmp", "/tmp:size=4k") for flag in hardened]
     podman(
-        *(*full, "--detach", "--name", "other", "--user", "12345:0", "--volume", models),
-        *("--env", "PYTHONVERBOSE=1", podman.image("target"), "--model", "smollm2-135m-q4_1"),
+        *(*full, "--detach", "--name", "other", "--user", "12345:0"),
+        *("--volume", "models:/models:ro", "--env", "PYTHONVERBOSE=1", podman.image("target")),
+        *("--model", "smollm2-135m-q4_1"),
     )
     deadline = time.monotonic() + STOP_S
-    while "ready " not in (said := podman("logs", "other")):
+    while "\nready " not in (said := podman("logs", "other")):
         assert time.monotonic() < deadline, said
         time.sleep(0.2)
     assert re.findall(r"code object from '?(/app/\S+\.py)\b", said) == []

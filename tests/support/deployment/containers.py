@@ -16,7 +16,7 @@ BASE = "localhost/python"
 VERSION = "0.1.0"
 PACKAGES = {"mmdebstrap": "mmdebstrap", "podman": "podman netavark aardvark-dns", "runc": "runc"}
 """Tools, each with Debian's packages that bring it."""
-_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _UNUSED = ("doc", "man", "locale")
 _LIMITS = '["nofile=1024:1024", "nproc=4096:4096"]'
 """Limits that a machine which is itself a guest may set; those of Podman are a million."""
@@ -90,13 +90,13 @@ class Podman:
         )
         assert done.returncode == 0, done.stderr
         self("import", base, BASE)
-        pip.write_text(f"[global]\ncert = {_CERTIFICATES}\n")
+        pip.write_text(f"[global]\ncert = {CERTIFICATES}\n")
         for target in targets:
             self(
                 *("build", "--isolation", "chroot", "--network", "host"),
                 *("--file", ROOT / "images" / "Dockerfile", "--target", target),
                 *("--tag", self.image(target), "--secret", f"id=pip,src={pip}"),
-                *("--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro"),
+                *("--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"),
                 *("--build-arg", f"PYTHON_IMAGE={BASE}", "--build-arg", "DEVICE=cpu", ROOT),
             )
 
