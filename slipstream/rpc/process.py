@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -38,12 +39,11 @@ def run_service(
         (own, shared), file = parse_flags([options, TelemetryConfig], argv, prog=prog, doc=doc)
         config = load_config(options, section=role, file=file, flags=own)
         spoken = load_config(TelemetryConfig, section=SECTION, file=file, flags=shared)
-        as_json = spoken.log_format == JSON
-        set_up_logging(as_json=as_json, level=spoken.log_level, role=role)
+        set_up_logging(as_json=spoken.log_format == JSON, level=spoken.log_level, role=role)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # process 1 would ignore it
+        log = logging.getLogger(f"slipstream.{role}")
         for told in (config, spoken):
-            logging.getLogger(f"slipstream.{role}").info(
-                "configuration %s", json.dumps(resolved(told))
-            )
+            log.info("configuration %s", json.dumps(resolved(told)))
         _keep_all()
         with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
             asyncio.run(serve(config, listening))

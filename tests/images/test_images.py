@@ -72,10 +72,9 @@ def answer(podman, hardened):
 
 def streamed(podman, hardened):
     """A long text that a client of the router's image writes while it comes."""
-    words = ["--entrypoint", "slipstream", podman.image("router"), "generate", "--quiet"]
-    words += ["--router", "router:50051", "--max-new-tokens", "400", PROMPT]
-    command = ["podman", *hardened, "--rm", *words]
-    return subprocess.Popen(command, env=podman.variables, stdout=subprocess.PIPE, text=True)
+    words = ["podman", *hardened, "--rm", "--entrypoint", "slipstream", podman.image("router")]
+    words += ["generate", "--quiet", "--router", "router:50051", "--max-new-tokens", "400", PROMPT]
+    return subprocess.Popen(words, env=podman.variables, stdout=subprocess.PIPE, text=True)
 
 
 NAMES = "from importlib.metadata import distributions; print(*(at.name for at in distributions()))"
@@ -121,17 +120,27 @@ def test_the_services_of_the_page_answer_as_embedded_engines_and_stop_in_time(
     assert [int(code) for code in codes] == [0, 0, 0]
 
 
-def test_a_start_as_any_user_with_a_full_tmp_compiles_nothing(podman, hardened):
+def written(podman, awaited):
+    """All that the container `other` has written, once that is in it."""
+    deadline = time.monotonic() + STOP_S
+    while awaited not in (said := podman("logs", "other")):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+    return said
+
+
+def test_a_start_as_any_user_with_a_full_tmp_stops_in_time_and_compiles_nothing(podman, hardened):
     full = [flag.replace("/tmp", "/tmp:size=4k") for flag in hardened]
     podman(
-        *(*full, "--detach", "--name", "other", "--user", "12345:0"),
+        *(*full, "--detach", "--tty", "--name", "other", "--user", "12345:0"),
         *("--volume", "models:/models:ro", "--env", "PYTHONVERBOSE=1", podman.image("target")),
         *("--model", "smollm2-135m-q4_1"),
     )
-    deadline = time.monotonic() + STOP_S
-    while "\nready " not in (said := podman("logs", "other")):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
+    written(podman, "INFO slipstream.target configuration")
+    podman("stop", "--time", STOP_S, "other")
+    assert int(podman("inspect", "--format", "{{.State.ExitCode}}", "other")) == 128 + 15
+    podman("start", "other")
+    said = written(podman, "\nready ")
     assert re.findall(r"code object from '?(/app/\S+\.py)\b", said) == []
     podman("rm", "--force", "other")
 
