@@ -40,6 +40,7 @@ MAX_ID_LENGTH = 256
 
 _LOG = logging.getLogger("slipstream.target")
 
+Answers = AsyncGenerator[target_pb2.VerifyResponse, None]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -179,9 +180,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             stream.max_queue_s = opening.max_queue_ms / 1000
         return stream
 
-    async def _answers(
-        self, inbox: Inbox, stream: VerifyStream
-    ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
+    async def _answers(self, inbox: Inbox, stream: VerifyStream) -> Answers:
         """Answer round after round until the session is parked, requested or granted: the draft is
         asked for the next one before the verdict goes to the router."""
         rounds = {"verify": self._requested, "grant": self._granted}
@@ -198,9 +197,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 yield answer
             stream.notify()  # once it is on its way: nothing waits for the readers
 
-    async def _requested(
-        self, message: target_pb2.VerifyRequest, stream: VerifyStream
-    ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
+    async def _requested(self, message: target_pb2.VerifyRequest, stream: VerifyStream) -> Answers:
         """Yield that the round waits for memory, if it does, and its verdict."""
         arrived = time.perf_counter()
         with self._replies.answering("target.verify", trace_from_pb(message.trace)) as reply:
@@ -211,9 +208,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._record(done, stream, reply)
         yield target_pb2.VerifyResponse(verdict=_verdict(done, arrived))
 
-    async def _granted(
-        self, message: target_pb2.VerifyRequest, stream: VerifyStream
-    ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
+    async def _granted(self, message: target_pb2.VerifyRequest, stream: VerifyStream) -> Answers:
         """Yield the verdict of a round that the draft is asked for here, or of a plain one."""
         size = self.about.identity.vocab_size
         found = await stream.granted.proposal(message.grant, stream.sequence, vocab_size=size)

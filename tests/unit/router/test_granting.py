@@ -25,7 +25,7 @@ class Side:
     def __init__(self, *proposals):
         self.num_due = self.num_failed = 0
         self.granted, self.proposals = [], deque(proposals)
-        self.num_asked, self._next, self.is_left = 0, 0, False
+        self.num_asked, self._next, self.is_lost = 0, 0, False
 
     async def grant(self, plan, address, num_rounds):
         self.granted.append((plan, num_rounds))
@@ -35,6 +35,9 @@ class Side:
             self._next = num_rounds
 
     async def verify(self, sequence, proposal):
+        if self.num_due and self.is_lost:
+            self.fall_back()
+            return Verdict((9,), 0, proposal=Proposal(fallback="unavailable"))
         if self.num_due:
             self.num_due -= 1
             return Verdict((9,), 0, proposal=Proposal())
@@ -46,7 +49,7 @@ class Side:
         return self.proposals.popleft() if self.proposals else DRAFTED
 
     async def release(self, session_id):
-        self.is_left = True
+        pass
 
     def fall_back(self):
         self.num_due, self.num_failed = 0, self.num_failed + 1
@@ -108,17 +111,19 @@ async def test_copies_are_looked_up_by_the_router_and_a_round_without_any_is_pla
     assert 3 <= found.count(False) < 12  # it looks again and again
 
 
-async def test_a_draft_is_left_once_the_rounds_that_ask_it_are_over():
+async def test_a_round_that_asks_a_draft_which_was_left_meanwhile_is_a_plain_one():
     side, sequence = Side(), TokenSequence(Session("s", 1, 500), (1,))
     ports = GrantingPorts(side, None, side, lambda: (side, "there"))
     for _ in range(4):
         await ports.verify(sequence, await ports.propose(sequence, PLAN))
+    side.is_lost = True
     await ports.release("s")
-    left = []
-    while side.num_due:
-        left.append(side.is_left)
-        await ports.verify(sequence, Proposal())
-    assert (left, side.is_left) == ([False] * (WINDOW - 1), True)
+    verdict = await ports.verify(sequence, Proposal())
+    assert (verdict.proposal.fallback, side.num_due) == (None, 0)
+    side.is_lost = False
+    for _ in range(2):
+        verdict = await ports.verify(sequence, await ports.propose(sequence, PLAN))
+    assert verdict.proposal is not None  # it is granted at once
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class GrantingPorts(LookupDraft):
         super().__init__(draft, store)
         self._target, self._source = target, source
         self._num_left = self._rest = self._num_failed = self._num_plain = 0
-        self._is_asked = self._is_drafted = self._leaves = False
+        self._is_asked = self._is_drafted = False
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`; empty where the target goes on by itself."""
@@ -90,18 +90,11 @@ class GrantingPorts(LookupDraft):
             if self._num_plain > 1 and count > 0 and _may_grant(sequence.session):
                 await target.grant(NO_PLAN, address, count)
         verdict = await self._target.verify(sequence, proposal)
-        if self._leaves and not target.num_due:
-            self._leaves = False
-            await super().release(sequence.session_id)
-        return verdict
-
-    async def release(self, session_id: str) -> None:
-        """See `core.ports.Draft.release`: at the end of rounds that the draft is asked for, if such
-        are under way. The session at the target stays."""
-        target, _ = self._source()
-        self._leaves = self._is_drafted and target.num_due > 0
-        if not self._leaves:
-            await super().release(session_id)
+        if is_asked or verdict.proposal is None or verdict.proposal.fallback is None:
+            return verdict
+        # The draft was left while a round that asks it was under way, which is plain now.
+        self._num_failed = target.num_failed
+        return replace(verdict, proposal=replace(verdict.proposal, fallback=None))
 
     def _can_ask(self, target: RemoteTarget, session: Session, proposal: Proposal) -> bool:
         """Return whether the target can ask the draft: it reads keys there, and has answered."""
