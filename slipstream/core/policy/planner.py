@@ -30,6 +30,8 @@ SURE = 0.8
 """Probability of copies to have the next token that spares the draft: four are kept in a row."""
 SAMPLED_COPIES = 1.1
 """Gain that is assumed of copies in sampled text, which repeats itself less."""
+FORGET = 0.98
+"""Share of a way between services that each request keeps of what former ones measured."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -40,7 +42,6 @@ class Planner:
     def __init__(self, settings: Settings, *, num_prompt_tokens: int = 0) -> None:
         self._settings, self._num_prompt_tokens = settings, num_prompt_tokens
         self._backoff, self._copies = Backoff(), Backoff()
-        self._copies.expect(SAMPLED_COPIES if settings.is_sampled else Backoff.FIRST_GAIN)
         self._pace = RequestPace(FIRST_PACE)
         self._drafted = Average(DRAFTED_TOKENS, num_values=3, weight=RequestPace.WEIGHT)
         self._use, self._has_begun = DraftUse(), False
@@ -48,6 +49,7 @@ class Planner:
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
         )
+        self._ways = settings.ways
 
     def plan(self, remaining: int, verdict: Verdict) -> Plan:
         """The next round after `verdict`, with `remaining` tokens until the request's limit.
@@ -92,12 +94,7 @@ class Planner:
             num_new = self._num_prompt_tokens - round_.verdict.num_cached
             self._prompt_s = round_.verifying_s * min(READ_TOKENS / max(num_new, 1), 1.0)
         else:
-            verdict = round_.verdict
-            asked = self._prices.verified(
-                round_.verifying_s,
-                _engine_s(verdict.timing),
-                is_granted=verdict.proposal is not None,
-            )
+            asked = self._record_way(round_)
         if not _teaches(round_):
             return
         depth = max(proposal.drafted.depths(), default=0)
@@ -117,13 +114,26 @@ class Planner:
         elif is_copying:
             self._copies.record(num_tokens / cost)
 
+    def _record_way(self, round_: Round) -> float:
+        """Learn the way of a verification; return the plain rounds that it took more than one that
+        is granted."""
+        verdict = round_.verdict
+        is_granted, engine_s = verdict.proposal is not None, _engine_s(verdict.timing)
+        asked = self._prices.verified(round_.verifying_s, engine_s, is_granted=is_granted)
+        if asked:
+            self._ways.asked_s = asked * (self._prices.round_s or 0.0)
+        return asked
+
     def _drafting_cost(self, round_: Round, depth: int) -> float:
         """Return the plain rounds that a proposal took; only one that was drafted and waited for
         says what a draft step takes, and the first one reads the text as well."""
         if round_.proposal.fallback == LATE:
             return self._prices.waited(round_.proposing_s)
         seconds = round_.proposing_s if self._use.is_open and round_.proposing else None
-        return self._prices.drafted(depth, seconds, _engine_s(round_.proposal.timing))
+        cost = self._prices.drafted(depth, seconds, _engine_s(round_.proposal.timing))
+        if round_.verdict.proposal is not None:
+            self._ways.draft_s = self._prices.draft_way_s or 0.0
+        return cost
 
     def _record_draft(self, round_: Round, gain: float) -> None:
         waited = self._prices.waited(round_.proposing_s)
@@ -131,14 +141,19 @@ class Planner:
             self._backoff.record(gain)
 
     def _begin(self) -> None:
-        """Expect of the draft at first what its steps and its nodes cost."""
+        """Expect of the draft, and of copies, at first what they cost here."""
         if self._has_begun:
             return
         self._has_begun = True
-        prices, depths = self._prices, range(self._settings.max_draft_tokens + 1)
-        tokens = accumulate(ACCEPTANCE**depth for depth in depths)
-        gains = [kept / (prices.round(n) + n * prices.step) for n, kept in enumerate(tokens)]
+        settings, prices, ways = self._settings, self._prices, self._ways
+        way, asked = prices.waited(ways.draft_s), prices.waited(ways.asked_s)
+        tokens = accumulate(ACCEPTANCE**n for n in range(settings.max_draft_tokens + 1))
+        gains = [kept / (prices.round(n) + n * prices.step + way) for n, kept in enumerate(tokens)]
         self._backoff.expect(max(gains[1:]))
+        first = SAMPLED_COPIES if settings.is_sampled else Backoff.FIRST_GAIN
+        self._copies.expect(first / (1 + asked))
+        # What no request tries is forgotten, little by little, so that one tries it again.
+        ways.draft_s, ways.asked_s = FORGET * ways.draft_s, FORGET * ways.asked_s
 
     def _copying(self, limit: int) -> Copying | None:
         copying, mode = self._settings.lookup, self._settings.mode

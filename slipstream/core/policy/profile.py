@@ -68,6 +68,16 @@ class Profile:
         return self.calibration_sampled if temperature else self.calibration
 
 
+@dataclass(eq=False, slots=True)
+class Ways:
+    """Ways between services, in seconds there and back, as former requests of a target saw them."""
+
+    draft_s: float = 0.0
+    """Way of a proposal outside the draft's engine."""
+    asked_s: float = 0.0
+    """Way of a round that the router asks for, beyond that of a granted one."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
     """Facts of a draft, as it describes itself: its kind, calibrated defaults and abilities.
@@ -81,6 +91,7 @@ class DraftFacts:
     has_decision_model: bool = False
     max_lag: int | None = None
     step_s: float | None = None
+    ways: Ways = field(default_factory=Ways, compare=False)
 
 
 NGRAM = DraftFacts(
@@ -108,6 +119,7 @@ class Settings:
     lookup: Copying | None
     is_sampled: bool = False
     step_s: float | None = None
+    ways: Ways = field(default_factory=Ways, compare=False)
 
     @property
     def longest_path(self) -> int:
@@ -149,6 +161,7 @@ def resolve(
         lookup=_copying(options, profile, max_nodes, drafter=drafter),
         is_sampled=temperature > 0,
         step_s=draft.step_s,
+        ways=draft.ways,
     )
 
 

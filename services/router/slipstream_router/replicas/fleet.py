@@ -197,7 +197,7 @@ class Fleet:
         chosen = kind or _best(known)
         for model, _ in known:
             if model.name == chosen:
-                return model.facts
+                return replace(model.facts, ways=target.replica.ways)
         return self._unknown_draft(kind, {model.name for model, _ in known})
 
     def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from slipstream.config import are_local
 from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, check, printable
 from slipstream.core.inline import either
+from slipstream.core.policy.profile import Ways
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
@@ -93,13 +94,14 @@ class Replica(Generic[D]):
         """Last load received; None before the first."""
         self.relieved: common_pb2.Load | None = None
         """The load that it had reported when a request last left it for a less crowded one."""
+        self.ways = Ways()
+        """Ways between services, as requests on it measured them."""
         self.num_requests = 0
         self.last_began = 0.0
         """Time at which this router's last request began here, by the monotonic clock."""
         self.idle = asyncio.Event()
         self.idle.set()
-        self._dial = dial
-        self._stamp = dial.stamp()
+        self._dial, self._stamp = dial, dial.stamp()
         self._outdated: list[grpc.aio.Channel] = []
         self._probe = probe
         self._heartbeat = heartbeat

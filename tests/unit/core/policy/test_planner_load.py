@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import SHORTEST_WAIT_S, Planner
-from slipstream.core.policy.profile import DraftFacts, Profile, resolve
+from slipstream.core.policy.profile import DraftFacts, Profile, Ways, resolve
 from slipstream.core.round import LATE, TOO_DEAR
 from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.tree import CopySource, TokenTree
@@ -157,6 +157,28 @@ def test_where_rounds_are_granted_copies_that_the_router_looks_up_pay_for_their_
             planner.record(replace(asked, plan=plan, verifying=(0.0, 0.08)))
         left[is_granted] = planner.plan(999, plain).lookup is not None
     assert left == {True: False, False: True}
+
+
+def test_a_request_begins_with_the_ways_that_former_ones_measured_and_forgets_them_slowly():
+    ways = Ways()
+    plain, drafted = verdict_of(1, FREE), replace(chain(4), timing=ReplyTiming(engine_s=0.001))
+    for _ in range(3):
+        planner = planner_of(Profile(lookup=2), step_s=0.001, ways=ways)
+        planner.plan(99, plain)
+        granted = replace(verdict_of(2, FREE), proposal=drafted, timing=ReplyTiming(engine_s=0.02))
+        for _ in range(3):
+            planner.record(replace(round_of(drafted, granted, 0.061), verifying=(0.0, 0.021)))
+        asked = replace(plain, timing=ReplyTiming(engine_s=0.02))
+        planner.record(replace(round_of(Proposal(), asked, 0.0), verifying=(0.0, 0.081)))
+    assert (ways.draft_s, ways.asked_s) == pytest.approx((0.06, 0.06), rel=0.1)
+    far = planner_of(Profile(lookup=2), step_s=0.001, ways=ways).plan(99, plain)
+    assert (far.max_depth, far.lookup) == (0, None)
+    near = planner_of(Profile(lookup=2), step_s=0.001).plan(99, plain)
+    assert near.may_ask and near.lookup is not None
+    for _ in range(200):  # requests that don't draft
+        planner_of(step_s=0.001, ways=ways).plan(99, plain)
+    assert ways.draft_s < 0.002
+    assert planner_of(step_s=0.001, ways=ways).plan(99, plain).may_ask
 
 
 def test_the_way_to_a_draft_makes_no_step_of_it_dear():
