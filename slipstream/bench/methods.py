@@ -1,4 +1,4 @@
-"""Methods that a benchmark compares, named by a small grammar.
+"""Methods that a benchmark compares, named by a small grammar, and their engines.
 
 A method is a base and modifiers: `glide+cape+svip=0.4+depth=8`. Bare `glide`, `eagle3` and
 `vanilla:MODEL` are the classic: a chain of fixed length 5 in every round. `best`, or `auto`, is the
@@ -7,12 +7,20 @@ default of the draft, and `forced` the same in every round.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from slipstream.bench.harness import require_distinct
+from slipstream.client import Client
+from slipstream.client.embedded import Embedded
+from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
+from slipstream.drafting.build import Drafter, DraftModel
+from slipstream.models.format.digests import weights_digests
+from slipstream.models.glide.load import glide_folder
 
 Base = Literal["plain", "ngram", "glide", "eagle3", "vanilla", "best"]
 
@@ -171,3 +179,55 @@ def _fill(base: Base, values: dict[str, Any]) -> None:
     values.setdefault("lookup", False)
     if values["stop"] is StopPolicy.FIXED and "widths" not in values and base != "ngram":
         values.setdefault("max_draft_tokens", CLASSIC_DEPTH)
+
+
+class MethodEngines:
+    """The methods of one run over one target, which they share; drafts where they can be."""
+
+    def __init__(
+        self, target: str, draft: str, options: EngineOptions, profile: Path | None = None
+    ) -> None:
+        """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL;
+        `profile` is a file that takes the place of its own profile."""
+        self._target = target
+        self._draft = draft
+        self._options = options
+        self._profile = profile
+        self._drafters: dict[str, Drafter] = {}
+        self.draft_digests: dict[str, str] = {}
+        """SHA-256 of the GliDe weights when they were loaded, by file; empty without any."""
+
+    def load(self, method: Method) -> None:
+        """Load the models of a method; raises `ModelError` or `InvalidRequest` where it can't."""
+        try:
+            with self.client(method).session() as session:
+                # Everything about a request is checked when it is made; this one never runs.
+                session.stream((0,), max_tokens=1, speculation=method.options)
+        except InvalidRequest as error:
+            raise type(error)(f"method {method.name!r}: {error}") from None
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The target, loaded when it is first needed."""
+        return Engine.load(self._target, self._options, draft=self._draft)
+
+    def draft_model(self) -> DraftModel:
+        """Return the draft for the target, without a profile."""
+        return self.engine.draft_model(self._draft)
+
+    def client(self, method: Method) -> Client:
+        return Client.of(Embedded(self.engine, self._drafter(method)))
+
+    def _drafter(self, method: Method) -> Drafter:
+        # As engines name drafts: a target alone has none.
+        names = {"plain": "none", "ngram": "ngram", "vanilla": f"vanilla:{method.model}"}
+        name = names.get(method.base, self._draft)
+        if name not in self._drafters:
+            profile = self._profile if name == self._draft else None
+            drafter = self.engine.drafter(name, profile=profile)
+            if drafter.kind == "glide":
+                self.draft_digests = weights_digests(
+                    glide_folder(self._draft, self.engine.model_id)
+                )
+            self._drafters[name] = drafter
+        return self._drafters[name]

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from slipstream.bench.engines import MethodEngines
 from slipstream.bench.figures import (
     ByName,
     Figures,
@@ -20,7 +19,7 @@ from slipstream.bench.figures import (
     table_of,
 )
 from slipstream.bench.harness import Advance, Samples, TurnPlan, require_room, run_in_turn
-from slipstream.bench.methods import PLAIN, Method
+from slipstream.bench.methods import PLAIN, Method, MethodEngines
 from slipstream.options import option
 from slipstream.text.prompts import encode_prompt
 

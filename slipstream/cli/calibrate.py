@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from slipstream.bench.calibrate import Calibration, CalibrationPlan, Timed
+from slipstream.bench.calibrate import Calibration, CalibrationPlan, Replayed
 from slipstream.bench.figures import fixed, table
 from slipstream.bench.harness import Advance, check_writable
+from slipstream.bench.replay import CURVES, FIRST_TOKENS, paces
 from slipstream.cli.bench_flags import ModelFlags, QuestionFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
@@ -41,20 +42,21 @@ def calibrate(
 ) -> None:
     """Find the fastest way to draft for a pair of models on this machine.
 
-    Records how often the draft is right by its confidence, in greedy and sampled replies. Then
-    stop policies, their thresholds and shapes run against the clock on a few prompts, and the best
-    of them on many. The fastest becomes the profile. Only the first turn of each prompt is sent;
-    use prompts like those that will be served.
+    Records greedy and sampled replies, and what the draft proposes at every token. Stop policies,
+    their thresholds and shapes run in replays of them, with the costs measured here. The fastest
+    becomes the profile, and is compared with planners that know more. Only the first turn of each
+    prompt is sent; use prompts like those that will be served.
     """
     plan = replace(plan, questions=prompts.questions())
     check_writable(out)
     if models.draft in ("ngram", NO_DRAFTER):
         raise InvalidRequest(f"the draft is {models.draft}, but only models are calibrated")
     run = Calibration(plan, models.engines(), _stage)
-    timed = run.run(_before(run.model, models.profile))
-    show(_table(timed))
-    best = timed[0]
+    found = run.run(_before(run.model, models.profile))
+    show(_table(found))
+    best = found[0]
     typer.echo(f"chosen: {best.name}")
+    show(_planners(run, best.profile))
     machine = machine_facts(models.device)
     notes = {
         "command": machine.pop("command"),
@@ -62,12 +64,11 @@ def calibrate(
         "machine": machine,
         "measured": {
             **prompts.facts(),
-            "num_replies": run.num_replies,
-            "num_tokens": run.num_tokens,
-            "num_timed_prompts": run.num_timed,
+            "num_prompts": len(run.recordings[0]),
+            "num_tokens": sum(len(one.tokens) for of in run.recordings for one in of),
             "chosen": best.name,
-            "greedy": dict(best.greedy),
-            "sampled": dict(best.sampled),
+            "greedy": best.greedy,
+            "sampled": best.sampled,
         },
     }
     write_json(out, profile_file(best.profile, run.model.pair, notes))
@@ -89,15 +90,26 @@ def _stage(text: str, total: int) -> Iterator[Advance]:
         yield advance
 
 
-def _table(timed: Sequence[Timed]) -> Table:
-    shown = table("profile", "greedy", "sampled", "both", "tokens/round", "sampled")
-    for item in timed:
-        shown.add_row(
-            item.name,
-            fixed(item.greedy["ratio_decode"], 2, "x"),
-            fixed(item.sampled["ratio_decode"], 2, "x"),
-            fixed(item.ratio, 2, "x"),
-            fixed(item.greedy["mean_acceptance_length"], 2),
-            fixed(item.sampled["mean_acceptance_length"], 2),
-        )
+def _planners(run: Calibration, profile: Profile) -> Table:
+    """Return the speeds of planners in replays, here and on other processors, and the shares of
+    those that know more that the shipped one reaches, also in the first tokens."""
+    columns = ("planner", "ranks", "of it", "first", "clairvoyant", "of it")
+    shown = table("costs of", "replies", *columns)
+    others = {name: replace(run.costs, rows=rows) for name, rows in CURVES.items()}
+    for name, costs in {"this machine": run.costs, **others}.items():
+        for kind, recordings in zip(("greedy", "sampled"), run.recordings, strict=True):
+            ours, ranks, best = paces(recordings, profile, costs)
+            first, first_ranks, _ = paces(recordings, profile, costs, FIRST_TOKENS)
+            shares = (f"{share:.0%}" for share in (ours / ranks, first / first_ranks, ours / best))
+            speeds = (fixed(speed, 2, "x") for speed in (ours, ranks, best))
+            cells = (next(speeds), next(speeds), next(shares), next(shares), next(speeds))
+            shown.add_row(name, kind, *cells, next(shares))
+    return shown
+
+
+def _table(found: Sequence[Replayed]) -> Table:
+    shown = table("profile", "greedy", "sampled", "both")
+    for item in found:
+        ratios = (item.greedy, item.sampled, item.ratio)
+        shown.add_row(item.name, *(fixed(ratio, 2, "x") for ratio in ratios))
     return shown

@@ -212,6 +212,7 @@ class LocalDraft:
         else:
             tokens = read(held.tokens, skipped)
             self._scorer.skip(held.state, skipped)
+            score = self._decision if uses_decision(plan) else None
             growth = Growth(
                 session,
                 held,
@@ -220,11 +221,12 @@ class LocalDraft:
                 view=view,
                 lag=lag,
                 chains=self.chains,
-                reader=CandidateReader(session, self._scorer.vocab, self._score(plan)),
+                reader=CandidateReader(session, self._scorer.vocab, score),
                 profile=self._profile,
                 depth_limit=limit,
             )
-            proposal = yield from GROWERS[plan.shape](growth, plan, self._stop(plan, session))
+            stop = stop_of(plan, session, self._profile)
+            proposal = yield from GROWERS[plan.shape](growth, plan, stop)
         return proposal if view is None else replace(proposal, staleness=max(lag, 0))
 
     def _make_room(self, held: DraftSession, needed: int) -> bool:
@@ -263,21 +265,24 @@ class LocalDraft:
             limit = DepthLimit(context_length + 1 - num_tokens, CONTEXT)
         return limit
 
-    def _score(self, plan: Plan) -> reader.Score | None:
-        """Return the decision model where its score decides: it costs a part of every draft step.
 
-        A dynamic tree reads ten positions a level, of which `cost` looks at one.
-        """
-        is_cost = plan.stop is StopPolicy.COST and plan.shape is not Shape.DYNAMIC
-        return self._decision if is_cost or plan.stop is StopPolicy.DECISION else None
+def uses_decision(plan: Plan) -> bool:
+    """Return whether the decision model's score decides: it costs a part of every draft step.
 
-    def _stop(self, plan: Plan, session: Session) -> Stop:
-        sampling = session.sampling
-        return make_stop(
-            plan.stop,
-            plan.threshold,
-            max_depth=plan.draft_depth or plan.max_depth,
-            cost_ratio=self._profile.step_cost or plan.worth or DEFAULT_STEP_COST,
-            calibration=self._profile.calibration_at(sampling.temperature),
-            is_sampled=session.verification is Verification.EXACT and not sampling.is_greedy,
-        )
+    A dynamic tree reads ten positions a level, of which `cost` looks at one.
+    """
+    is_cost = plan.stop is StopPolicy.COST and plan.shape is not Shape.DYNAMIC
+    return is_cost or plan.stop is StopPolicy.DECISION
+
+
+def stop_of(plan: Plan, session: Session, profile: Profile) -> Stop:
+    """Return the stop policy of a round with its threshold."""
+    sampling = session.sampling
+    return make_stop(
+        plan.stop,
+        plan.threshold,
+        max_depth=plan.draft_depth or plan.max_depth,
+        cost_ratio=profile.step_cost or plan.worth or DEFAULT_STEP_COST,
+        calibration=profile.calibration_at(sampling.temperature),
+        is_sampled=session.verification is Verification.EXACT and not sampling.is_greedy,
+    )
