@@ -50,9 +50,6 @@ class RoundsPlan(TurnPlan):
     """Plan of a comparison; forced rounds all draft, so that all parts of a round are seen."""
 
     mode: str = option("forced", "Speculation: forced, or auto.")
-    kv: bool = option(
-        False, "Also measure the stream of the target's keys and values, and rounds beside it."
-    )
 
     def __post_init__(self) -> None:
         TurnPlan.__post_init__(self)
@@ -74,14 +71,12 @@ class RoundsPlan(TurnPlan):
         }
 
 
-async def with_services(plan: StackPlan, work: Callable[[str, str], T]) -> T:
-    """Return what `work` does, in a thread, with the addresses of router and target of target,
-    draft and router on this machine; their logs are ignored, as what keeps one from starting is
-    raised."""
+async def with_services(plan: StackPlan, work: Callable[[str], T]) -> T:
+    """Return what `work` does, in a thread, with the address of the router of services on this
+    machine; their logs are ignored, as what keeps one from starting is raised."""
     stack = Stack(plan, on_line=lambda name, line: None)
     try:
-        router = await stack.start()
-        return await asyncio.to_thread(work, router, stack.engines["target"])
+        return await asyncio.to_thread(work, await stack.start())
     finally:
         await stack.stop(hurry=True)
 

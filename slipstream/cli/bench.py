@@ -14,9 +14,7 @@ from slipstream.bench import load
 from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, measure_cost
-from slipstream.bench.figures import ByName
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
-from slipstream.bench.kv_speed import kv_figures, kv_table
 from slipstream.bench.methods import (
     GRAMMAR,
     PLAIN,
@@ -59,32 +57,27 @@ def rounds(
     All answer the same questions in this run, in turn, the services without a draft, too. ratio is
     tokens per second over those of the embedded engine, as the caller sees them. The router's part
     of a round is the rest beside engines, wires and serialisation.
-    With --kv also how fast the target streams the keys and values of a long text, raw and in 8
-    bits, and the rounds of a session beside it.
     """
     models.check()
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
     stack = models.stack().plan()
-    samples, kv = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
+    samples = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
     figures = rounds_of.rounds_figures(samples)
     tables = rounds_of.answers_table(figures), "", rounds_of.parts_table(figures)
-    show(*tables, *(("", kv_table(kv)) if kv else ()), *rounds_of.remarks(figures))
+    show(*tables, *rounds_of.remarks(figures))
     facts = models.facts() | prompts.facts() | plan_facts(plan)
-    output.write({"environment": facts, "rounds": figures, "kv": kv})
+    output.write({"environment": facts, "rounds": figures})
 
 
-def _measured(
-    plan: rounds_of.RoundsPlan, models: ModelFlags, address: str, target: str
-) -> tuple[Samples, ByName]:
+def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> Samples:
     with (
         Client(address, token=load_settings().token) as routed,
         Client.embedded(**models.given()) as embedded,
     ):
         asks = plan.asks(embedded, routed)
         with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
-            samples = run_in_turn(asks, plan, advance=advance)
-    return samples, asyncio.run(kv_figures(target)) if plan.kv else {}
+            return run_in_turn(asks, plan, advance=advance)
 
 
 Endpoints = Annotated[

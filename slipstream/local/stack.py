@@ -59,8 +59,6 @@ class Stack:
         self._needed: list[asyncio.Task[None]] = []
         """Waits for the end of the services whose end ends all; each of them raises."""
         self._launching: asyncio.Task[Child] | None = None
-        self.engines: dict[str, str] = {}
-        """Addresses of target and draft, once they serve."""
 
     async def start(self) -> str:
         """Start all; return the router's address once it serves.
@@ -73,8 +71,8 @@ class Stack:
             _require_free(HTTP, self._plan.http_port)
         roles = [role for role in ("target", "draft") if role in self._plan.flags]
         engines = [await self._launch(role, ANY_PORT) for role in roles]
-        self.engines = dict(zip(roles, await self._ready(*engines), strict=True))
-        flags = [part for role, place in self.engines.items() for part in (f"--{role}s", place)]
+        places = zip(roles, await self._ready(*engines), strict=True)
+        flags = [part for role, place in places for part in (f"--{role}s", place)]
         listen = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", listen, *flags)
         (address,) = await self._ready(router)

@@ -48,17 +48,6 @@ def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_prin
         assert figures["fallbacks"] == {}
     distributed = written["rounds"]["distributed"]["round_ms"]
     assert all(distributed[part] > 0 for part in ("draft_engine", "draft_wire", "target_wire"))
-    assert written["kv"] == {}
-
-
-def test_the_stream_of_keys_is_measured_alone_and_beside_rounds(pair, prompts, tmp_path, capsys):
-    file = tmp_path / "kv.json"
-    flags = ["--kv", "--limit", "1", "--max-new-tokens", "2", "--json", str(file)]
-    assert exit_code(["bench", "rounds", *pair, *prompts, *flags]) == 0
-    assert "MB/s beside rounds" in capsys.readouterr().out
-    kv = json.loads(file.read_text())["kv"]
-    assert set(kv) == {"rounds alone", "raw", "int8"}
-    assert all(figure > 0 for figures in kv.values() for figure in figures.values())
 
 
 BAD = [
