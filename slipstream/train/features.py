@@ -23,18 +23,6 @@ LENGTHS_ON_GPU = 32
 """Multiple of tokens that batches are padded to on a GPU: its kernels of attention are aligned."""
 
 
-def best_columns(scores: Tensor) -> Tensor:
-    """Return `argmax(-1)` of [R, V], block maxima first: faster than one long reduction."""
-    block = 64
-    if scores.shape[-1] % block:
-        return scores.argmax(-1)
-    blocks = scores.unflatten(-1, (-1, block))
-    best = blocks.amax(-1).argmax(-1)
-    inner = blocks[torch.arange(len(scores), device=scores.device), best].argmax(-1)
-    out: Tensor = best * block + inner
-    return out
-
-
 def row_blocks(rows: Tensor) -> list[slice]:
     """Return slices that cover the first dimension, each small enough for its device."""
     size = _ROWS.get(rows.device.type, _MANY_ROWS)
@@ -116,7 +104,7 @@ def _read(
     head = model.get_output_embeddings()
     states = hidden.flatten(0, 1)
     scores = (head(states[rows]) for rows in row_blocks(states))
-    argmax = torch.cat([best_columns(rows) for rows in scores]).view(ids.shape)
+    argmax = torch.cat([rows.argmax(-1) for rows in scores]).view(ids.shape)
     sizes = [(len(document.ids), document.num_prompt) for document in documents]
     lengths, num_prompts = torch.tensor(sizes, device=ids.device).unbind(1)
     beyond = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]

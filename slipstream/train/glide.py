@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.train.config import GlideLoss, LossSettings
-from slipstream.train.features import TrainBatch, best_columns, row_blocks
+from slipstream.train.features import TrainBatch, row_blocks
 
 _LEAST_CHANCE = 1e-6
 """Least acceptance probability in the loss: below it the slope is bounded."""
@@ -205,7 +205,7 @@ def greedy_matches(draft: Tensor, argmax: Tensor, frozen: Frozen) -> Tensor:
     """Return whether the likeliest tokens agree, [N] bool; draft [N, d], argmax [N]."""
     columns = torch.zeros_like(argmax)
     for rows in row_blocks(draft):
-        columns[rows] = best_columns(draft[rows].to(frozen.head.dtype) @ frozen.head.T)
+        columns[rows] = (draft[rows].to(frozen.head.dtype) @ frozen.head.T).argmax(-1)
     return frozen.vocab[columns] == argmax
 
 
