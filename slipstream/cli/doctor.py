@@ -1,13 +1,12 @@
 """`slipstream doctor`: this machine and this installation, for reports of faults."""
 
-import json
 import os
 import platform
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -29,19 +28,13 @@ _FLAGS = (
 _ABSENT = "not installed"
 _VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_VISIBLE")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-
-def doctor(*, as_json: AsJson = False) -> None:
+def doctor() -> None:
     """Show processor, kernels, GPUs and versions, for a report of a fault.
 
     Nothing is sent. The home directory is shown as ~, and secrets are not shown.
     """
-    facts = {name: dict(part) for name, part in _sections()}
-    if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-        return
-    for title, part in facts.items():
+    for title, part in _sections():
         typer.echo(title)
         for name, value in part.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value

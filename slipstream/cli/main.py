@@ -9,13 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
 import slipstream
 from slipstream.cli.engine import shorten_spins
-from slipstream.cli.progress import QUIET
 from slipstream.core.errors import (
     BAD_INPUT,
     FAILED,
@@ -83,11 +82,8 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _settings(
-    *, quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
-) -> None:
+def _settings() -> None:
     """Speculative decoding: a draft proposes, a target verifies, the text is the same."""
-    QUIET.set(quiet)
 
 
 def _serve_group() -> typer.Typer:

@@ -31,11 +31,3 @@ def pull(name: Name) -> None:
     with bars() as progress:
         path = find(name.removeprefix(EAGLE), progress=progress)
     typer.echo(path)
-
-
-@app.command()
-def path(name: Name) -> None:
-    """Print the path of a model that is on this machine."""
-    from slipstream.models.format.resolve import find_local
-
-    typer.echo(find_local(name))

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from rich.console import Console
 from rich.progress import (
@@ -18,16 +17,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
-"""True while no progress is shown."""
-
 
 def progress_of(
     *columns: ProgressColumn, console: Console | None = None, is_transient: bool = False
 ) -> Progress:
     """Return bars that all commands have alike, with these columns, times and the time to go.
 
-    They show on a terminal only, by default standard error, and not where `QUIET` is set.
+    They show on a terminal only, by default standard error.
     """
     # A file of its own, because the steps may replace sys.stderr.
     console = console or Console(file=sys.stderr)
@@ -39,7 +35,7 @@ def progress_of(
         TimeRemainingColumn(),
         console=console,
         transient=is_transient,
-        disable=not console.is_terminal or QUIET.get(),
+        disable=not console.is_terminal,
     )
 
 

@@ -51,8 +51,7 @@ def data(run: DataRun) -> None:
         def report(result: DataReport) -> None:
             line = (
                 f"shard {result.num_done} of {total}: {result.num_tokens} tokens,"
-                f" {result.tokens_per_second:.0f} tokens/s,"
-                f" {result.seconds_left / 60:.0f} min left"
+                f" {result.tokens_per_second:.0f} tokens/s"
             )
             bar.update(task, completed=result.num_done, description=line)
             if not console.is_terminal:
@@ -113,11 +112,9 @@ def _train(run: GlideRun | EagleRun, device: str, threads: int | None) -> None:
 
             def report(result: TrainReport) -> None:
                 bar.update(training, completed=result.done)
-                left = result.elapsed_seconds * (1 / result.done - 1) if result.done else 0.0
                 console.print(
                     f"step {result.step}, epoch {result.epoch}: loss {result.loss:.4f},"
-                    f" lr {result.lr:.2e}, {result.tokens_per_second:.0f} tokens/s,"
-                    f" {left / 60:.0f} min left"
+                    f" lr {result.lr:.2e}, {result.tokens_per_second:.0f} tokens/s"
                 )
 
             def check(result: Check) -> None:

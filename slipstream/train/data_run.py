@@ -151,12 +151,11 @@ def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Progress after a shard: finished ones, tokens of this run, seconds to the end."""
+    """Progress after a shard: finished ones, and tokens of this run."""
 
     num_done: int
     num_tokens: int
     tokens_per_second: float
-    seconds_left: float
 
 
 def write_data(
@@ -171,11 +170,9 @@ def write_data(
         left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
         done = len(plan.shards) - len(left)
         start, num_tokens = clock(), 0
-        for count, written in enumerate(_shards(run, plan, left) if left else (), 1):
+        for written in _shards(run, plan, left) if left else ():
             done, num_tokens = done + 1, num_tokens + written
-            seconds = clock() - start
-            rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
-            report(DataReport(done, num_tokens, rate, rest))
+            report(DataReport(done, num_tokens, num_tokens / max(clock() - start, 1e-9)))
     return done
 
 

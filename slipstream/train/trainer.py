@@ -36,7 +36,6 @@ class TrainReport:
     lr: float
     tokens_per_second: float
     done: float
-    elapsed_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +267,6 @@ class _Meter:
             lr=lr,
             tokens_per_second=self.num_tokens / (state.elapsed_seconds - self.since),
             done=done,
-            elapsed_seconds=state.elapsed_seconds,
         )
 
 

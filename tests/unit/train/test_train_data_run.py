@@ -101,7 +101,6 @@ def test_every_prompt_gets_the_targets_own_answer_turn_by_turn(place, tmp_path):
     assert {line["t"] for line in found} <= {0.0, 1.0}
     assert len(found) == 6
     assert reports[-1].num_tokens == sum(len(line["g"]) for line in found)
-    assert reports[-1].seconds_left == 0
 
 
 @pytest.mark.skipif(not has_kernels(), reason="8 bits need native kernels")
@@ -225,7 +224,7 @@ def test_the_command_says_what_it_reads_and_how_far_it_is(place, tmp_path, capsy
     first, *steps, last = capsys.readouterr().out.splitlines()
     assert first == "8 conversations in 3 shards; too long, left out: 2"
     assert [step.split(":")[0] for step in steps] == [f"shard {n} of 3" for n in range(1, 4)]
-    assert all("tokens/s" in step and "min left" in step for step in steps)
+    assert all("tokens/s" in step for step in steps)
     assert last.endswith("out: 3 of 3 shards finished")
 
 
