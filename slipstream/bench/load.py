@@ -22,7 +22,7 @@ from slipstream.bench.figures import (
     quotient,
     table_of,
 )
-from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_distinct, require_room, rotated
+from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_distinct, rotated
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.questions import Question, in_turn, random_questions
 from slipstream.client import AsyncClient
@@ -234,14 +234,6 @@ def rounds_table(figures: Figures, floors_ms: Mapping[str, float]) -> Table:
     }
     rows = (((u, n), {**of, "floor_ms": floors_ms[u]}) for u, n, of in _rows(figures))
     return table_of(("sessions", "method"), columns, rows)
-
-
-async def check_lengths(plan: LoadPlan, questions: Sequence[Question], client: AsyncClient) -> None:
-    """Raise `PromptTooLong` where a prompt and its answer exceed the model's context."""
-    limit = (await client.model_info()).limits.context_length
-    for question in questions:
-        length = len(await client.tokenize(question.turns[0]))
-        require_room(question.question_id, length, plan.max_new_tokens, limit)
 
 
 def load_table(figures: Figures) -> Table:

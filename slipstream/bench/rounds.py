@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.table import Table
 
@@ -26,8 +26,6 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.results import Timings
 from slipstream.local.stack import Stack, StackPlan
 from slipstream.options import option
-
-T = TypeVar("T")
 
 EMBEDDED = "embedded"
 """Baseline: both engines in one process."""
@@ -71,7 +69,7 @@ class RoundsPlan(TurnPlan):
         }
 
 
-async def with_services(plan: StackPlan, work: Callable[[str], T]) -> T:
+async def with_services(plan: StackPlan, work: Callable[[str], Samples]) -> Samples:
     """Return what `work` does, in a thread, with the address of the router of services on this
     machine; their logs are ignored, as what keeps one from starting is raised."""
     stack = Stack(plan, on_line=lambda name, line: None)

@@ -148,7 +148,6 @@ def serve(
         async with opened or open_client(AsyncClient, place) as client:  # a router's, in its loop
             info = await client.model_info()
             about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
-            await load.check_lengths(plan, questions, client)
             plain, *engines = (
                 load.method_engine(method, client, sampling.params())
                 for method in (parse_method(PLAIN), *chosen)

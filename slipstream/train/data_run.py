@@ -9,13 +9,10 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.files import json_lines, write_whole
@@ -166,13 +163,13 @@ def write_data(
     report: Callable[[DataReport], None],
 ) -> int:
     """Write all shards that are not finished; return how many there are."""
-    with _directory(run.out, plan.manifest):
-        left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
-        done = len(plan.shards) - len(left)
-        start, num_tokens = clock(), 0
-        for written in _shards(run, plan, left) if left else ():
-            done, num_tokens = done + 1, num_tokens + written
-            report(DataReport(done, num_tokens, num_tokens / max(clock() - start, 1e-9)))
+    _prepare(run.out, plan.manifest)
+    left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
+    done = len(plan.shards) - len(left)
+    start, num_tokens = clock(), 0
+    for written in _shards(run, plan, left) if left else ():
+        done, num_tokens = done + 1, num_tokens + written
+        report(DataReport(done, num_tokens, num_tokens / max(clock() - start, 1e-9)))
     return done
 
 
@@ -201,33 +198,23 @@ def _shards(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[in
             max_prompt_tokens=run.max_prompt_tokens,
         )
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        _prepare(run.out, plan.manifest)  # another process may have begun there meanwhile
         write_whole(_path(run.out, number), gzip.compress(text.encode(), mtime=0), mode=0o644)
         yield sum(len(line["g"]) for line in lines)
 
 
-@contextmanager
-def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Lock a directory for this process alone. Raises `TrainingError` for the shards of another
-    manifest."""
-    lock, path = FileLock(out / "lock"), out / MANIFEST_NAME
+def _prepare(out: Path, manifest: Mapping[str, Any]) -> None:
+    """Make a directory for shards of a manifest. Raises `TrainingError` where those of another one
+    are. Several processes may write there, each shard whole."""
+    path, text = out / MANIFEST_NAME, (json.dumps(manifest, indent=2) + "\n").encode()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise TrainingError(f"{out} is being written by another process") from None
     except OSError as error:
         raise TrainingError(f"{out} can't be written: {error}") from None
-    try:
-        text = (json.dumps(manifest, indent=2) + "\n").encode()
-        if not any(out.glob("shard-*")):
-            write_whole(path, text, mode=0o644)
-        elif not path.is_file() or path.read_bytes() != text:
-            raise TrainingError(
-                f"{out} holds shards of other settings: {MANIFEST_NAME} there has them"
-            )
-        yield
-    finally:
-        lock.release()
+    if not any(out.glob("shard-*")):
+        write_whole(path, text, mode=0o644)
+    elif not path.is_file() or path.read_bytes() != text:
+        raise TrainingError(f"{out} holds shards of other settings: {MANIFEST_NAME} there has them")
 
 
 def _path(out: Path, number: int) -> Path:

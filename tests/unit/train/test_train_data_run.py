@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from filelock import FileLock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream.cli.main import exit_code
@@ -128,14 +127,6 @@ def test_an_interrupted_run_ends_with_the_shards_of_an_unbroken_one(place, tmp_p
     assert len(shards(tmp_path / "broken")) == 1
     assert write(broken) == (3, 3)
     assert shards(tmp_path / "broken") == shards(tmp_path / "whole")
-
-
-def test_a_directory_that_another_process_writes_is_left_to_it(place, tmp_path):
-    with (
-        FileLock(tmp_path / "lock"),
-        pytest.raises(TrainingError, match="written by another process"),
-    ):
-        write(data_run(place, tmp_path))
 
 
 @pytest.mark.parametrize("changes", [{"seed": 5}, {"max_new_tokens": 13}, {"dtype": "float32"}])
