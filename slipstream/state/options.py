@@ -41,11 +41,6 @@ def parse_address(url: str) -> Address:
         parts = urlsplit(url)
     except ValueError:
         raise _refusal("can't be read") from None
-    if "," in parts.netloc or parts.scheme.endswith(("+sentinel", "+cluster")):
-        raise InvalidRequest(
-            "store_url names a group of servers, but must name one endpoint that leads to the"
-            " primary: a managed Redis, a proxy, or a Kubernetes Service before the primary"
-        )
     if parts.scheme == "unix":
         return _unix(parts)
     if parts.scheme not in ("redis", "rediss"):
@@ -56,7 +51,7 @@ def parse_address(url: str) -> Address:
 def _server(parts: SplitResult) -> Address:
     if parts.query or parts.fragment:
         raise _refusal("ends in a query")
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", parts.netloc)
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:,\[\]\s]+)(?::([0-9]{1,5}))?", parts.netloc)
     port = DEFAULT_PORT if found is None or found[2] is None else int(found[2])
     if found is None or not 0 < port < 1 << 16:
         raise _refusal(f"names the server {parts.netloc!r}")

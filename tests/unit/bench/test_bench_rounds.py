@@ -58,23 +58,22 @@ def test_speed_is_what_the_caller_sees_and_its_ratio_is_to_the_embedded_engine()
     assert of["distributed"]["rounds"] == 10
 
 
-def test_other_tokens_are_found_by_question_and_position():
+def test_other_tokens_are_found_by_question_and_position_and_rounds_without_a_draft_reported():
     of = rounds_figures(
         {
             "embedded": [sample((1, 2, 3)), sample((4, 5), question_id=2)],
-            "distributed": [sample((4, 5), question_id=2), sample((1, 9, 3))],
+            "distributed": [
+                sample((4, 5), question_id=2),
+                sample((1, 9, 3), fallbacks={"unavailable": 2, "late": 1}),
+            ],
         }
     )
     assert of["distributed"]["identical"] == 1
     assert of["distributed"]["differences"] == [{"question_id": 1, "position": 1}]
-    assert remarks(of) == ["distributed: other tokens than embedded in question 1 at token 1"]
-
-
-def test_rounds_without_a_draft_are_reported():
-    lost = sample(fallbacks={"unavailable": 2, "late": 1})
-    of = rounds_figures({"embedded": [sample()], "distributed": [lost]})
-    assert of["distributed"]["fallbacks"] == {"unavailable": 2, "late": 1}
-    assert remarks(of) == ["distributed: rounds without a draft: 2 unavailable, 1 late"]
+    assert remarks(of) == [
+        "distributed: other tokens than embedded in question 1 at token 1",
+        "distributed: rounds without a draft: 2 unavailable, 1 late",
+    ]
 
 
 def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on():
