@@ -190,10 +190,6 @@ def test_input_that_is_none_is_named(place, tmp_path, line, reason):
         plan_of(place, tmp_path / "a.jsonl", line)
 
 
-def talks_of(*lengths, turns=()):
-    return [Talk((5,) * length, turns) for length in lengths]
-
-
 def test_a_shard_has_as_many_turns_each_and_no_more_memory_than_common_prompts(place, tmp_path):
     run = data_run(place, tmp_path, batch=8, max_new_tokens=40)
     talks = [Talk((5,) * n, ("x",) * (n % 3)) for n in range(1, 480, 7)]
@@ -239,6 +235,6 @@ def test_a_bad_option_is_one_sentence_and_exit_code_2(place, tmp_path, capsys, o
 
 def test_temperatures_come_as_often_as_their_weights(place, tmp_path):
     run = data_run(place, tmp_path, temperatures="0:3,0.7")
-    talks = [talk for shard in make_shards(talks_of(*[5] * 2000), run) for talk in shard]
+    talks = [talk for shard in make_shards([Talk((5,) * 5)] * 2000, run) for talk in shard]
     assert {talk.temperature for talk in talks} == {0.0, 0.7}
     assert sum(talk.temperature == 0 for talk in talks) == pytest.approx(1500, abs=100)
