@@ -21,7 +21,7 @@ from slipstream.core.ports import Draft, Target
 from slipstream.core.round import CONTEXT
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Plan, Proposal, Session, Verdict, Verification
+from slipstream.core.types import Plan, Proposal, Verdict, Verification
 from slipstream.core.verify.port_checks import check_proposal
 
 _LOG = logging.getLogger("slipstream.router")
@@ -72,7 +72,8 @@ class FailoverDraft(FailoverProxy[Draft]):
             return _without_draft(plan, Proposal(fallback=self._reason))
         try:
             proposal = await used.port.propose(sequence, plan)
-            _check(session, plan, proposal, vocab_size=self.vocab_size)
+            check_size(proposal, plan.max_nodes, plan.max_depth)
+            check_proposal(session, proposal, vocab_size=self.vocab_size, roots=plan.roots)
         except Exception as error:  # any failure of reading its answer
             await self._lose(used, error)
             return _without_draft(plan, Proposal(fallback=self._reason))
@@ -133,11 +134,11 @@ def reason_of(error: Exception) -> str:
     return next((word for kind, word in _REASONS if isinstance(error, kind)), "failed")
 
 
-def _check(session: Session, plan: Plan, proposal: Proposal, *, vocab_size: int) -> None:
+def check_size(proposal: Proposal, max_nodes: int, max_depth: int) -> None:
+    """Raise `InvalidRequest` for a tree that is larger than its plan."""
     tree = proposal.tree
-    check_fits("the proposal has", len(tree), "nodes", plan.max_nodes)
-    check_fits("the proposal has", max(tree.depths(), default=0), "levels", plan.max_depth)
-    check_proposal(session, proposal, vocab_size=vocab_size, roots=plan.roots)
+    check_fits("the proposal has", len(tree), "nodes", max_nodes)
+    check_fits("the proposal has", max(tree.depths(), default=0), "levels", max_depth)
 
 
 def _without_draft(plan: Plan, proposal: Proposal) -> Proposal:

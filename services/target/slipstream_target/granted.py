@@ -11,14 +11,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from slipstream.core.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    SlipstreamError,
-    Unavailable,
-    check_fits,
-)
-from slipstream.core.failover import lacking, reason_of
+from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError, Unavailable
+from slipstream.core.failover import check_size, lacking, reason_of
 from slipstream.core.round import LATE, Clock
 from slipstream.core.sequence import Delta, TokenSequence
 from slipstream.core.types import Proposal, Verdict
@@ -39,6 +33,7 @@ class Inbox:
         self.is_granting = False
         """True while rounds may be granted: False drops what was granted so far."""
         self._unread: deque[target_pb2.VerifyRequest] = deque()
+        self._error: Exception | None = None
         self._news = asyncio.Event()
         self._reader = asyncio.get_running_loop().create_task(self._read(lease, messages))
 
@@ -48,8 +43,8 @@ class Inbox:
         Raises `SessionTaken` once the lease is lost, `InvalidRequest` where too many messages wait.
         """
         while True:
-            if self._has_failed:
-                self._reader.result()
+            if self._error is not None:
+                raise self._error
             grant = self.granted()
             if grant is not None:
                 grant.num_rounds -= 1
@@ -71,14 +66,8 @@ class Inbox:
         return None
 
     def close(self) -> None:
-        """Read no more. An error of reading that was not raised counts as seen."""
+        """Read no more."""
         self._reader.cancel()
-        self._reader.add_done_callback(lambda reader: reader.cancelled() or reader.exception())
-
-    @property
-    def _has_failed(self) -> bool:
-        reader = self._reader
-        return reader.done() and (reader.cancelled() or reader.exception() is not None)
 
     async def _read(self, lease: Lease, messages: AsyncIterator[target_pb2.VerifyRequest]) -> None:
         try:
@@ -87,6 +76,8 @@ class Inbox:
                     raise InvalidRequest(f"more than {MAX_UNREAD} messages wait for a round")
                 self._unread.append(message)
                 self._news.set()
+        except Exception as error:
+            self._error = error
         finally:
             self._news.set()
 
@@ -223,7 +214,8 @@ class GrantedRounds:
         try:
             proposed = await self._proposed(sequence, grant.max_wait_ms / 1000)
             proposal = proposed_from_pb(proposed)
-            _check(proposal, self._plan)
+            depth = max(self._plan.max_depth, self._plan.lookup.max_depth)
+            check_size(proposal, self._plan.max_nodes, depth)
             check_proposal(sequence.session, proposal, vocab_size=vocab_size)
             fallback = lacking(proposal)
         except SlipstreamError as error:
@@ -264,10 +256,3 @@ def _fitting(plan: draft_pb2.Plan, remaining: int, most_nodes: int | None) -> dr
     if own.HasField("lookup"):
         own.lookup.max_depth = min(own.lookup.max_depth, remaining - 1)
     return own
-
-
-def _check(proposal: Proposal, plan: draft_pb2.Plan) -> None:
-    """Raise `InvalidRequest` for a tree that is larger than its plan."""
-    depth = max(plan.max_depth, plan.lookup.max_depth)
-    check_fits("the proposal has", len(proposal.tree), "nodes", plan.max_nodes)
-    check_fits("the proposal has", max(proposal.tree.depths(), default=0), "levels", depth)

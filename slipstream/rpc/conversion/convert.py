@@ -19,9 +19,6 @@ from slipstream.rpc.conversion.convert_common import (
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.spans import Carrier
 
-_MAX_REASON = 40
-"""Characters of a reason."""
-
 
 def session_from_pb(message: common_pb2.SessionParams) -> Session:
     """The request's parameters; the fence stays on the wire."""
@@ -92,7 +89,7 @@ def _granted_from_pb(message: target_pb2.Verdict) -> dict[str, Any]:
     proposed = message.proposed
     proposal = proposed_from_pb(proposed) if proposed.HasField("proposal") else Proposal()
     if message.fallback:
-        proposal = replace(proposal, fallback=message.fallback[:_MAX_REASON])
+        proposal = replace(proposal, fallback=message.fallback[:40])
     return {"proposal": proposal, "proposing_s": message.proposing_us / 1e6}
 
 

@@ -198,6 +198,8 @@ async def test_a_proposal_that_comes_too_late_is_no_other_round_s(served, stream
     await stream.verify(len(PROMPT) + 4, ())
     await grant(stream, 1, PLAN)
     assert list((await draft.asked()).delta.tokens)
+    await draft.propose(1)
+    assert not (await verdicts(stream, 1))[0].fallback
     draft.call.cancel()
 
 

@@ -47,7 +47,7 @@ def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_prin
         assert (figures["drafted_tokens"] > 0) is (engine != "plain")
         assert figures["fallbacks"] == {}
     distributed = written["rounds"]["distributed"]["round_ms"]
-    assert all(distributed[part] > 0 for part in ("draft_engine", "draft_wire", "target_wire"))
+    assert all(distributed[part] > 0 for part in ("draft_engine", "draft_wire", "target_engine"))
 
 
 BAD = [

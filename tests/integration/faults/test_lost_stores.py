@@ -48,7 +48,7 @@ async def test_a_request_that_waits_goes_on_when_the_store_loses_its_data(folder
     async with running(target), routed([target], **options) as client:
         expected = (await client.generate("one", max_tokens=8)).token_ids
         is_stopped = threading.Event()
-        thread = target._running[1]._target.thread
+        thread = target._running[1].target.thread
         stopped = asyncio.ensure_future(thread.run(is_stopped.wait))
         waiting = asyncio.ensure_future(client.generate("one", max_tokens=8))
         try:

@@ -50,11 +50,18 @@ class GrantingPorts(LookupDraft):
     """Proposals of the router's own after granted rounds that failed, at most."""
 
     def __init__(
-        self, draft: Draft, store: NgramStore | None, target: Target, source: Source
+        self,
+        draft: Draft,
+        store: NgramStore | None,
+        target: Target,
+        source: Source,
+        *,
+        may_grant: bool = True,
     ) -> None:
-        """`source` returns the target in use, and its address as drafts reach it."""
+        """`source` returns the target in use, and its address as drafts reach it; without
+        `may_grant` each round is asked for."""
         super().__init__(draft, store)
-        self._target, self._source = target, source
+        self._target, self._source, self._may_grant = target, source, may_grant
         self._num_left = self._rest = self._num_failed = self._num_plain = 0
         self._is_asked = self._is_drafted = False
 
@@ -87,7 +94,7 @@ class GrantingPorts(LookupDraft):
         if not is_asked and not self._is_drafted:
             self._num_plain += 1
             count = min(target.window, self._num_plain) - target.num_due
-            if self._num_plain > 1 and count > 0 and _may_grant(sequence.session):
+            if self._num_plain > 1 and count > 0 and self._fits(sequence.session):
                 await target.grant(NO_PLAN, address, count)
         verdict = await self._target.verify(sequence, proposal)
         if is_asked or verdict.proposal is None or verdict.proposal.fallback is None:
@@ -103,14 +110,13 @@ class GrantingPorts(LookupDraft):
             self._rest = min(2**self._num_failed, self.LONGEST_REST)
         self._rest -= self._rest > 0
         has_keys = proposal.staleness is not None and proposal.fallback is None
-        return has_keys and not self._rest and _may_grant(session)
+        return has_keys and not self._rest and self._fits(session)
 
-
-def _may_grant(session: Session) -> bool:
-    """Return whether rounds may be granted. Those with spans of their own are the router's, so that
-    each has its parts."""
-    is_exact = session.verification is Verification.EXACT and session.grammar is None
-    return is_exact and carried() is None
+    def _fits(self, session: Session) -> bool:
+        """Return whether rounds may be granted. Those with spans of their own are the router's, so
+        that each has its parts."""
+        is_exact = session.verification is Verification.EXACT and session.grammar is None
+        return self._may_grant and is_exact and carried() is None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -147,13 +153,8 @@ class RequestReplicas:
             on_loss=self.on_loss,
             wait_s=self.target_wait_s,
         )
-        self.draft: Draft
-        self.target: Target = self._replaced
-        if self.may_grant:
-            ports = GrantingPorts(self._drafter(), self.store, self._replaced, self._source)
-            self.draft = self.target = ports
-        else:
-            self.draft = LookupDraft(self._drafter(), self.store)
+        sides = self._drafter(), self.store, self._replaced, self._source
+        self.draft = self.target = GrantingPorts(*sides, may_grant=self.may_grant)
 
     async def park(self, ttl_s: float, location: KvLocation) -> None:
         """Park the session on draft and target; record where."""
