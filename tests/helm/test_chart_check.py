@@ -116,8 +116,7 @@ def one_container(folder, ports):
     """Return the command line and the environment of the container that runs a draft and its
     target, by the chart's own script, on this CPU and these ports."""
     model, sized = str(save_long_checkpoint(folder / "tiny")), "config.kv_memory"
-    pair = {"name": model, "draft": f"vanilla:{model}"}
-    values = {"models": [pair], "target.gpu.count": 1}
+    values = {"models": [{"name": model, "draft": f"vanilla:{model}"}], "target.gpu.count": 1}
     values |= {"redis.enabled": False, "metrics.enabled": False, "draft.placement": "target"}
     values |= {f"draft.{sized}": "64MiB", f"target.{sized}": "64MiB", "draft.ports.grpc": ports[0]}
     documents = with_values({**values, "target.ports": {"grpc": ports[1], "health": ports[2]}})

@@ -124,8 +124,7 @@ def test_the_grace_is_longer_than_the_longest_generation():
     documents = with_values({"longestGenerationSeconds": 1234})
     for pod in service_pods(documents):
         assert settings(documents)[pod.role]["grace_s"] > 1234, pod.owner
-    router = settings(documents)["router"]
-    assert router["max_connection_age_grace_s"] > 1234
+    assert settings(documents)["router"]["max_connection_age_grace_s"] > 1234
 
 
 def test_variables_that_name_a_secret_hold_none(documents):

@@ -160,8 +160,7 @@ def test_an_error_after_the_first_words_is_the_last_event_of_the_stream():
 @pytest.mark.parametrize(("body", "place", "value"), REFUSED)
 def test_a_refusal_names_the_place_of_the_fault(url, body, place, value):
     path, valid = ROUTES[body]
-    name = re.split(r"[.\[]", place)[0]
-    answer = post(url, {**valid, name: value}, path)
+    answer = post(url, {**valid, re.split(r"[.\[]", place)[0]: value}, path)
     error = error_in(answer)
     assert (answer.status_code, error["param"]) == (400, place)
     assert error["message"].startswith((f"{place} ", f"{place}: "))

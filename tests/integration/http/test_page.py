@@ -23,8 +23,7 @@ def page_url(router):
 def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as player:
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as player:
         browser = player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -28,8 +28,7 @@ def generate(checkpoint, capsys):
 
     def call(*arguments):
         fixed = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "12"]
-        code = exit_code(["generate", *fixed, *arguments])
-        return code, *capsys.readouterr()
+        return exit_code(["generate", *fixed, *arguments]), *capsys.readouterr()
 
     return call
 

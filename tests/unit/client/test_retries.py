@@ -57,8 +57,7 @@ def test_no_pause_ends_after_the_deadline():
 
 
 def resuming(num_received=0):
-    ask = Ask(max_tokens=20, request_id="id")
-    generation = Generation("hello", ask, num_received=num_received)
+    generation = Generation("hello", Ask(max_tokens=20, request_id="id"), num_received=num_received)
     return StreamProgress(ClientCall(generation, 5.0), tries(5.0)[0])
 
 

@@ -71,8 +71,7 @@ def test_every_way_of_speculating_returns_what_plain_decoding_does(models, way, 
 def test_they_are_the_log_softmax_of_the_raw_logits(models, sampling):
     ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS["cape"], num_logprobs=4)
     result = collected(run_of(models, ask))
-    distributions = raw_distributions(result.token_ids)
-    parts = zip(distributions, result.token_ids, result.logprobs, strict=True)
+    parts = zip(raw_distributions(result.token_ids), result.token_ids, result.logprobs, strict=True)
     for distribution, token, item in parts:
         assert item.logprob == pytest.approx(float(distribution[token]), abs=1e-5)
         best = distribution.topk(4)
@@ -99,8 +98,7 @@ def test_of_a_small_vocabulary_there_are_no_more_than_all():
 
 
 def test_different_logits_have_different_log_probabilities():
-    near = np.nextafter(np.float32(30), np.float32(0))
-    item = token_logprob(np.float32([near, 30]), 0, 2)
+    item = token_logprob(np.float32([np.nextafter(np.float32(30), np.float32(0)), 30]), 0, 2)
     assert [other.token_id for other in item.top] == [1, 0]
     assert item.top[0].logprob > item.top[1].logprob == item.logprob
 

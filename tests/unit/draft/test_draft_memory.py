@@ -48,8 +48,7 @@ async def test_what_is_parked_gives_way_and_comes_back_the_same(scorers, kind):
 
 def test_a_session_longer_than_all_memory_evicts_no_other(scorers):
     local = engine(scorers, num_pages=3)
-    call = asked(0)
-    finished(local.propose(*call))
+    finished(local.propose(*asked(0)))
     local.park("s0")
     held = local.num_kv_bytes
     huge = Session("s9", 9, 1000)

@@ -263,8 +263,7 @@ def test_a_chain_without_numbers_is_an_error_of_its_session_alone(place):
     (_, device), texts = drafts(place=place)
     whole, _ = propose(device, texts, [PLAN] * 4, [SamplingParams()])
     target = tiny_glide.llama().to(DEVICE if place == "cuda" else "cpu")
-    source = SpoiltSource(target, texts, 0)
-    device._target_kv = TargetKv(source, device._target_kv.layers)
+    device._target_kv = TargetKv(SpoiltSource(target, texts, 0), device._target_kv.layers)
     begun = begin(device, texts, [PLAN] * 4, [SamplingParams()])
     device.step(begun)
     with pytest.raises(ModelError):

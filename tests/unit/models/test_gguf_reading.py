@@ -166,8 +166,7 @@ def test_tokens_with_a_role_or_a_usual_name_end_an_answer(name, kind, roles, exp
     fields["tokenizer.ggml.tokens"][5] = name
     fields["tokenizer.ggml.token_type"][5] = kind
     fields |= {f"tokenizer.ggml.{role}_token_id": token for role, token in roles.items()}
-    path = small(tmp_path / "ends.gguf", **fields)
-    assert load_model(str(path)).stop_token_ids == expected
+    assert load_model(str(small(tmp_path / "ends.gguf", **fields))).stop_token_ids == expected
 
 
 @pytest.mark.parametrize(("kind", "kept"), [(1, 9), (3, 0), (4, 0)])
@@ -190,8 +189,7 @@ def test_a_text_begins_with_one_bos_where_the_file_says_so(pre, adds, expected, 
     fields = {"pre": pre, "bos_token_id": 1, "merges": ["Ġ Ġ"]}
     if adds is not None:
         fields["add_bos_token"] = adds
-    tokenizer = tokenizer_of(tmp_path / "bos.gguf", **fields)
-    ids = tokenizer.encode("a b", add_special_tokens=True)
+    ids = tokenizer_of(tmp_path / "bos.gguf", **fields).encode("a b", add_special_tokens=True)
     assert ids.count(1) == expected == (ids[0] == 1)
 
 
@@ -247,8 +245,7 @@ def test_pieces_are_merged_by_score_with_bytes_for_the_rest(prefix, text, expect
 @pytest.mark.parametrize("given", [1, 2])
 def test_a_split_model_loads_by_any_of_its_parts(given, plain, tmp_path):
     one, other = split(plain[0], tmp_path)
-    path = (one, other)[given - 1]
-    assert np.array_equal(hidden(model_of(path)), plain[1])
+    assert np.array_equal(hidden(model_of((one, other)[given - 1])), plain[1])
     assert np.array_equal(hidden(model_of(tmp_path)), plain[1])
     other.write_bytes(one.read_bytes().replace(b"split.no\x02\0\0\0\0", b"split.no\x02\0\0\0\1"))
     with pytest.raises(WeightsError, match="as a part before it"):

@@ -142,8 +142,7 @@ print(json.dumps([has_native, where(own), *map(where, others)]))
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_the_threads_of_each_pool_have_cores_of_their_own():
-    done = ran_python("-c", SCRIPT)
-    has_native, own, *others = json.loads(done.stdout)
+    has_native, own, *others = json.loads(ran_python("-c", SCRIPT).stdout)
     free = sorted(os.sched_getaffinity(0))
     assert own == [free[0]]
     assert others == [[free[1]]] * (1 + has_native)

@@ -153,8 +153,7 @@ def test_a_target_whose_sampling_defaults_can_not_be_is_refused():
 def test_what_is_no_time_is_refused(value):
     for at in fields(Timings):
         with pytest.raises(InvalidRequest, match=at.name):
-            timings = pb.RequestTimings(**{at.name: value})
-            finish = pb.FinishInfo(reason=1, timings=timings)
+            finish = pb.FinishInfo(reason=1, timings=pb.RequestTimings(**{at.name: value}))
             answered.chunk_from_pb(pb.GenerateStreamResponse(finish=finish))
 
 

@@ -52,8 +52,7 @@ def session_of():
 
 
 async def test_a_copy_stands_beside_what_the_draft_proposes():
-    draft = ByDeltas(LookupDraft(Guesser()))
-    proposal = await draft.propose(session_of(), AGAIN, BESIDE)
+    proposal = await ByDeltas(LookupDraft(Guesser())).propose(session_of(), AGAIN, BESIDE)
     assert proposal.tree == TokenTree((70, 71, 3, 1, 2, 3), (-1, 0, -1, 2, 3, 4))
     assert (len(proposal.sources), proposal.stopped_by) == (4, "policy")
     assert proposal.drafted == GUESS.tree

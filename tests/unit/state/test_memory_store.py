@@ -25,8 +25,7 @@ class Place:
         return lease
 
     def says(self, name, num_tokens=2, **rest):
-        lease = self.holds(name, num_tokens, **rest)
-        finished(self.store.release(lease, target=None, draft=None))
+        finished(self.store.release(self.holds(name, num_tokens, **rest), target=None, draft=None))
 
     def knows(self, name, owner="ann"):
         asked = claim(session_id=name, digest="another", owner=owner)

@@ -46,8 +46,7 @@ def test_a_crowd_is_met_at_once_and_leaves_after_a_few_steps():
     meter = LoadMeter(curve_of())
     assert meter.offer(1).rows == 32
     assert meter.offer(8).rows == 4
-    rows = [meter.offer(2).rows for _ in range(9)]
-    assert rows == [4] * 7 + [16] * 2
+    assert [meter.offer(2).rows for _ in range(9)] == [4] * 7 + [16] * 2
 
 
 def test_steps_that_only_read_prompts_say_nothing_about_the_crowd():

@@ -61,8 +61,7 @@ def test_without_any_input_weights_are_rounded_all_the_same():
 def test_weights_that_blocks_can_hold_are_kept():
     matrix, moments = case("correlated", 0)
     kept = plain(matrix)
-    found = gptq(kept, moments).weights()
-    assert loss(found, kept, moments) < 1e-3 * loss(kept, matrix, moments)
+    assert loss(gptq(kept, moments).weights(), kept, moments) < 1e-3 * loss(kept, matrix, moments)
     assert torch.equal(
         gptq(torch.full((2, 64), 0.25), torch.eye(64)).weights().unique(), torch.tensor([0.25])
     )

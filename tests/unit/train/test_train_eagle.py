@@ -28,8 +28,7 @@ VOCAB, LAYERS, STEPS = torch.arange(0, 60, 2), (1, 2, 3), 3
 def made():
     """A head that is no copy of its target any more, and a batch of three documents."""
     target = tiny.llama(tie_word_embeddings=False)
-    config = head_config(target, LAYERS, len(VOCAB))
-    head = head_from_target(target, config, VOCAB)
+    head = head_from_target(target, head_config(target, LAYERS, len(VOCAB)), VOCAB)
     torch.manual_seed(3)
     for value in head.parameters():
         value.data += 0.3 * torch.randn_like(value) / value.shape[-1] ** 0.5
@@ -109,8 +108,7 @@ def test_a_run_leaves_a_head_in_the_published_layout_that_a_run_can_start_from(p
     assert raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2], "outputs"
     ids = files["d2t"] + np.arange(30)
     assert np.array_equal(np.flatnonzero(files["t2d"]), ids) and 60 in ids
-    weights = read_eagle(run.out, 4)
-    assert np.array_equal(weights.vocab, ids)
+    assert np.array_equal(read_eagle(run.out, 4).vocab, ids)
     next_run = eagle_run(place, tmp_path / "next", init_from=run.out, head_size=20)
     train(next_run)
     assert np.array_equal(read_eagle(next_run.out, 4).vocab, ids), "the vocabulary stays"

@@ -118,6 +118,5 @@ def test_missing_and_too_little_text_are_refused(place, draft):
 
 def test_the_target_of_another_tokenizer_is_refused(place, draft):
     path = draft / CONFIG_NAME
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, "tokenizer_hash": "f" * 64}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_hash": "f" * 64}))
     assert "the draft was trained with tokenizer ffff" in str(command(place, draft).exception)

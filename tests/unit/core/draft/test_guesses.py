@@ -46,8 +46,7 @@ def test_what_may_follow_has_probabilities_that_add_up_to_one_at_most(
     tokens, path, shares, temperature
 ):
     store = Store(*enumerate(shares))
-    sampling = SamplingParams(temperature=temperature)
-    guesses = guesses_of(tokens, store, sampling).after(tuple(path))
+    guesses = guesses_of(tokens, store, SamplingParams(temperature=temperature)).after(tuple(path))
     assert len({guess.token for guess in guesses}) == len(guesses)
     assert all(guess.probability >= 0 for guess in guesses)
     assert sum(guess.probability for guess in guesses) <= 1 + 1e-9

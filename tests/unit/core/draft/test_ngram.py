@@ -94,8 +94,7 @@ def test_a_long_prompt_takes_no_more_steps_of_the_event_loop_than_a_short_one(nu
     plan = plan_of(8, lookup=Copying(1, 8))
     for draft in (ByDeltas(NgramDraft()), ByDeltas(LookupDraft(NgramDraft()))):
         for delta in (Delta(0, prompt), Delta(len(prompt), (7, 7)), Delta(9, (7, 7))):
-            proposing = draft.propose(session_of(), delta, plan)
-            assert num_lines_run(partial(finished, proposing)) < 5000
+            assert num_lines_run(partial(finished, draft.propose(session_of(), delta, plan))) < 5000
 
 
 @pytest.mark.parametrize("token", [0, 0xD800, 0xFEFF, sys.maxunicode])

@@ -88,8 +88,7 @@ def test_a_reference_means_the_same_at_another_place(name):
 def test_every_position_of_a_schema_may_have_references(holder):
     """And the keywords around it that are null change nothing."""
     held = HOLDERS[holder]({"$ref": "#/$defs/n", "enum": None, "items": None, "pattern": None})
-    plain = HOLDERS[holder](INTEGER)
-    allowed = judged(plain)
+    allowed = judged(HOLDERS[holder](INTEGER))
     assert as_arguments({**held, "$defs": {"n": INTEGER}, "required": None}) == allowed
 
 

@@ -106,8 +106,7 @@ def test_partial_selection_agrees_with_a_full_sort_on_a_large_row(scale):
     logits = tied.bfloat16().float().numpy()
     order = sorted(range(20_000), key=lambda token: (-float(logits[token]), token))
     weights = np.exp(logits - logits.max()).astype(float)
-    mass = weights[order].cumsum(0)
-    count = 1 + int((mass[:-1] < 0.9 * weights.sum()).sum())
+    count = 1 + int((weights[order].cumsum(0)[:-1] < 0.9 * weights.sum()).sum())
     scores = SamplingDistribution(SamplingParams(temperature=1, top_p=0.9), 1).scores(logits, [])
     assert kept(scores) == set(order[:count])
 
@@ -206,8 +205,7 @@ def test_the_noise_of_one_token_is_its_noise_among_many():
 
 
 def test_noise_is_that_of_double_precision_up_to_one_rounding():
-    u = uniforms(5, 9, 50_000, purpose=Purpose.DRAW)
-    exact = -np.log(-np.log1p(-u.astype(float)))
+    exact = -np.log(-np.log1p(-uniforms(5, 9, 50_000, purpose=Purpose.DRAW).astype(float)))
     assert np.abs(gumbel(5, 9, 50_000, purpose=Purpose.DRAW) - exact).max() < 2e-6
 
 

@@ -23,8 +23,7 @@ NAN = float("nan")
 
 
 def check(verdict, *, session=SESSION, num_tokens=3, proposal=CHAIN):
-    sequence = TokenSequence(session, range(num_tokens))
-    check_verdict(sequence, proposal, verdict, vocab_size=50)
+    check_verdict(TokenSequence(session, range(num_tokens)), proposal, verdict, vocab_size=50)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,7 @@ def test_a_device_takes_weights_in_parts_and_the_host_never_has_most_of_them(kin
 
 def private_bytes():
     """Memory of this process that is not a file's, which Linux takes back."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split("RssAnon:")[1].split()[0]) << 10
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) << 10
 
 
 @pytest.mark.gpu

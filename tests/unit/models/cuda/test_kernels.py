@@ -68,8 +68,7 @@ class Sessions:
         batch = Batch.of(parts)
         self.pool.layer(0)[:, batch.slots] = self.fresh[:, batch.tokens]
         packed = pack(batch, num_places(self.group) // self.group)
-        values = torch.from_numpy(packed.values).to(DEVICE)
-        _, meta = unpack(values, packed.shape)
+        _, meta = unpack(torch.from_numpy(packed.values).to(DEVICE), packed.shape)
         table = meta.attended
         given = (query.to(dtype or query.dtype), self.pool.layer(0).to(dtype or query.dtype))
         if by is attend:
@@ -148,8 +147,7 @@ def test_products_in_8_bits_are_those_of_a_cpu():
     codes = noise(4, 96, seed=1).to(torch.float8_e4m3fn).float()
     codes[:, 7] = 448  # so that rounding keeps all numbers
     x = (codes * torch.tensor([2, 0, 0.5, 1], device=DEVICE)[:, None]).bfloat16()
-    one = rounded(torch.eye(96, device=DEVICE))
-    assert torch.equal(kernels.scaled_products(x, *one, None), x)
+    assert torch.equal(kernels.scaled_products(x, *rounded(torch.eye(96, device=DEVICE)), None), x)
     given = (x, *rounded(noise(32, 96, seed=2)), noise(32, dtype=torch.bfloat16))
     torch.testing.assert_close(kernels.scaled_products(*given), scaled_linear(*given))
 
@@ -172,8 +170,7 @@ def test_keys_and_states_of_another_model_are_read_where_they_are(dtype, has_nor
     query, turns = noise(9, 6, 48, seed=1, dtype=dtype), noise(2, 9, 32, seed=2, dtype=dtype)
     norms = [noise(48, seed=3, dtype=dtype)] if has_norm else []
     given = [own.to(DEVICE) for own in (others, tables, torch.tensor(tiles_of([3] * 3, 2)), counts)]
-    tokens = on_pages(*given[1:])
-    asked = (query, given[0], [*turns, *norms], 1e-5, tokens, 2)
+    asked = (query, given[0], [*turns, *norms], 1e-5, on_pages(*given[1:]), 2)
     with np.errstate(all="ignore"):
         found = attention_kernels.attend_other_spans(*asked)
     close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}

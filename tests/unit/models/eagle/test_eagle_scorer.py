@@ -57,8 +57,7 @@ def test_where_the_view_lags_outputs_of_the_head_take_the_place_of_states(count)
     view = tiny_eagle.view(target, TOKENS, count)
     expected = tiny_eagle.reference(target, model, TOKENS, count)
     for size in range(count + 1, len(TOKENS) + 1):
-        found = chain(scorer, view, TOKENS, size)
-        close(found, expected[size - 1 - count :])
+        close(chain(scorer, view, TOKENS, size), expected[size - 1 - count :])
 
 
 def test_tokens_are_computed_anew_once_their_states_are_there():
