@@ -10,7 +10,6 @@ from support.services.pools import ray_pools
 from support.services.processes import save_long_checkpoint
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
-
 PROMPT = "the quick brown fox"
 LENGTH = 200
 FORCED = SpeculationOptions(mode=Mode.FORCED)

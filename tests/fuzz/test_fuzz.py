@@ -19,7 +19,6 @@ from support.state.redis_server import valkey_binary
 
 SEED = 18
 SIZE = 150
-
 MODULE = pytest.mark.asyncio(loop_scope="module")
 
 

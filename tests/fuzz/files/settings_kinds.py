@@ -153,7 +153,6 @@ def _archives() -> list[bytes]:
 
 _CONTENT = b"weights " * 40
 _PINNED = GgufWheel("tiny", "1", "tiny/m.gguf", len(_CONTENT), sha256(_CONTENT).hexdigest())
-
 KINDS = (
     *(
         Kind(

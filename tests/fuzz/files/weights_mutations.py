@@ -13,7 +13,6 @@ _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _ALIGNMENT = 8, 9, 32
 _FLOATS = (0.0, -1.0, 1e-38, 3e38, float("nan"), float("inf"), 1e4)
 _WIDTHS = {"B": 8, "H": 16, "I": 32, "Q": 64}
-
 Token = tuple[str, Any]
 """A number and its layout, or a text and "s"."""
 

@@ -118,7 +118,6 @@ SPOKEN = {
     "router to draft": [PREFACE, SERVICE],
     "draft to target": [PREFACE, SERVICE],
 }
-
 LOAD = {
     "router to target": "/slipstream.rpc.v1.TargetService/GetTargetLoad",
     "router to draft": "/slipstream.rpc.v1.DraftService/GetDraftLoad",

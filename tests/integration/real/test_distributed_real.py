@@ -7,7 +7,6 @@ import pytest
 from support.commands import ran_python
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.usefixtures("real_model")]
-
 NUM_PROMPTS = 8
 
 

@@ -9,7 +9,6 @@ from support.commands import ran_python
 from support.models.bench_files import save_prompts
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("real_model")]
-
 NO_NATIVE = {"SLIPSTREAM_NATIVE": "off", "ATEN_CPU_CAPABILITY": "default"}
 NO_NATIVE |= {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 PROMPT = "Explain in three sentences why the sky is blue."

@@ -12,7 +12,6 @@ from slipstream.cli.main import exit_code
 from slipstream.client import Client
 
 pytestmark = pytest.mark.real
-
 PROMPTS = Path(__file__).parents[3] / "slipstream" / "data" / "prompts.jsonl"
 NUM_PROMPTS = 6
 NUM_TOKENS = 32

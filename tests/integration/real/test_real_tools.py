@@ -10,7 +10,6 @@ from slipstream.core.request.tool_calls import read_tool_calls
 from slipstream.core.request.tools import tools_of
 
 pytestmark = pytest.mark.real
-
 FIELDS = {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}}
 SCHEMA = {"type": "object", "properties": FIELDS, "required": [*FIELDS]}
 SCHEMA |= {"additionalProperties": False}

@@ -12,8 +12,6 @@ from support.state.redis_server import redis_server
 
 LIMIT_S = 20
 TARGET, DRAFT = ReplicaRole.TARGET, ReplicaRole.DRAFT
-
-
 ADDRESS, OTHER = "10.0.0.1:7", "10.0.0.2:7"
 
 

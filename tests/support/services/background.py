@@ -14,7 +14,6 @@ from typing import TypeVar
 from slipstream.rpc.server import Register, Server, ServerOptions
 
 GENERATION = "slipstream.rpc.v1.GenerationService"
-
 T = TypeVar("T")
 
 

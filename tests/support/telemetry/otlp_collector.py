@@ -17,7 +17,6 @@ from slipstream.telemetry.traces import Span, spans_in
 from support.services.background import on_thread
 
 LIMIT_S = 90.0
-
 T = TypeVar("T")
 
 

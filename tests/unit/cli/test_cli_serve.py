@@ -9,7 +9,6 @@ from slipstream.cli.up import StackFlags
 from support.commands import ran_python, refusal
 
 NOBODY = "127.0.0.1:1"
-
 WITHOUT_TORCH = """
 import sys
 from slipstream.cli.main import exit_code

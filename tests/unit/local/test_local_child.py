@@ -15,7 +15,6 @@ from support.services.background import until
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 20
-
 PARENT = """
 import asyncio, sys
 from slipstream.local.child import start_child

@@ -17,7 +17,6 @@ from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny, tiny_gguf
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
-
 SUPER = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}
 """More bits for values and the last product, as files that are called Q4_K_M have it."""
 NARROW = {"token_embd": "Q8_0", "attn_output": "IQ4_NL", "ffn_down": "Q4_K", "attn_v": "Q5_1"}

@@ -25,7 +25,6 @@ LARGE = {
     **{"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 32},
 }
 TREE = tiny_glide.TREE
-
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
 

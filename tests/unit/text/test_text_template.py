@@ -15,7 +15,6 @@ MESSAGES = [
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nfour"},
     {"role": "user", "content": "five"},
 ]
-
 SAID = {
     "the tests' own": TEMPLATE,
     "plain": "no blocks at all",
@@ -61,7 +60,6 @@ SAID = {
     "classes by format": "{{ '[{0.__class__}]'.format(messages) }}",
     "functions of Jinja": "{{ range(3) | list }}{% set c = cycler('a', 'b') %}{{ c.next() }}",
 }
-
 REFUSED = {
     "its own words": "{{ raise_exception('Roles must alternate.') }}",
     "changed messages": "{{ messages.append(1) }}",
