@@ -90,8 +90,7 @@ async def test_a_stream_whose_proposal_is_late_ends_with_its_session(late):
 
 
 async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_over():
-    engine = draft_engine()
-    async with dialled(engine, remote_draft, None, round_s=0.05, token_s=0.0) as remote:
+    async with dialled(draft_engine(), remote_draft, None, round_s=0.05, token_s=0.0) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         assert (await remote.propose(sequence, replace(PLAN, worth_s=0.0))).fallback == LATE
         await arrived(remote)

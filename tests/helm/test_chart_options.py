@@ -27,7 +27,6 @@ from support.deployment.charts import (
 from support.network.certificates import certificates
 from support.network.key_files import key, write_keys
 
-MOUNTED = "/etc/slipstream/"
 FROM_THE_POD = {"status.podIP": "10.1.2.3", "metadata.name": "pod-0", "spec.nodeName": "node-0"}
 REFERENCE = re.compile(r"\$\((\w+)\)")
 
@@ -82,7 +81,7 @@ def read(mounted, tmp_path):
         volume = next(it for it in pod.spec["volumes"] if it["name"] == mount["name"])
         data = named(documents, "ConfigMap", volume["configMap"]["name"])["data"]
         text = data[path.removeprefix(f"{mount['mountPath']}/")]
-        file.write_text(text.replace(MOUNTED, f"{mounted}/"))
+        file.write_text(text.replace("/etc/slipstream/", f"{mounted}/"))
         classes = (CONFIGS[pod.role], TelemetryConfig)
         flags, _ = parse_flags(classes, args, prog=pod.role, doc="")
         sources = {"file": file, "env": environment(pod)}
@@ -152,8 +151,7 @@ def test_all_hops_are_tls_and_each_side_verifies_the_other(read):
         names = configs["target"].replica.tls_client_names
         assert names and configs["target"].tls_draft_names
         assert set(names).isdisjoint(configs["target"].tls_draft_names)
-        clients = configs["router"].tls.client_ca
-        assert bool(clients) is (case != "tls-secrets")
+        assert bool(configs["router"].tls.client_ca) is (case != "tls-secrets")
         assert configs["router"].key_file or case != "production"
 
 

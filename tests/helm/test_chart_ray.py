@@ -33,8 +33,7 @@ def test_every_pool_has_workers_of_its_own_with_room_for_one_replica_each():
     args = yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"]
     for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
         pool = args[group["groupName"]]
-        has = json.loads(json.loads(group["rayStartParams"]["resources"]))
-        assert has == pool["resources"]
+        assert json.loads(json.loads(group["rayStartParams"]["resources"])) == pool["resources"]
         assert (group["minReplicas"], group["maxReplicas"]) == (
             pool["min_replicas"],
             pool["max_replicas"],

@@ -158,8 +158,7 @@ def test_the_probe_sees_a_server_that_answers_and_one_that_does_not(tmp_path):
 def test_services_get_the_user_and_the_prefix_that_it_may_use():
     for case in ("tls", "ray", "production"):
         tables = settings(rendered(case))
-        prefixes = {tables[role]["store_prefix"] for role in ("router", "target")}
-        assert prefixes == {"slipstream"}
+        assert {tables[role]["store_prefix"] for role in ("router", "target")} == {"slipstream"}
         assert {tables[role]["store_user"] for role in ("router", "target")} == {"slipstream"}
     own = named(
         with_values({"redis.prefix": "inference"}), "ConfigMap", f"{RELEASE}-slipstream-redis"

@@ -169,8 +169,7 @@ async def test_a_caller_that_waits_for_ever_ends_when_cancelled(server, num_step
 
 
 async def test_what_comes_after_its_end_is_refused_and_opens_no_connection(server):
-    client = redis.asyncio.from_url(server.url)
-    calls = RedisClient(client, timeout_s=20.0, place="here")
+    calls = RedisClient(redis.asyncio.from_url(server.url), timeout_s=20.0, place="here")
     assert await calls.run(Script("return 1"), [], []) == 1
     await calls.aclose()
     with pytest.raises(Unavailable, match="the store at here is closed"):

@@ -61,8 +61,7 @@ async def test_a_turn_that_was_left_ends_no_session(place, num_left, opens, is_r
     if opens:
         with pytest.raises(errors.SessionTaken):
             await store.append(lease, SessionUpdate(5, (10,)))
-    end = SessionUpdate(3, (1, 2), Opening(4, "{}", "hash"), ending="{}")
-    await store.append(grant.lease, end)
+    await store.append(grant.lease, SessionUpdate(3, (1, 2), Opening(4, "{}", "hash"), ending="{}"))
     assert (await store.acquire(claim("r2", after="r1"))).record.tokens == (5, 6, 7, 1, 2)
     for after in ("r1", "left0"):  # a turn that ended is never dropped
         with pytest.raises(errors.SessionOutOfSync, match="session chat has gone on since"):

@@ -63,8 +63,7 @@ def test_usage_comes_last_where_a_stream_is_asked_for_it(client):
 
 def test_usage_and_metrics_are_the_statistics_of_the_sdk(client, sdk):
     answer = chat(client, temperature=0, extra_body={"speculation": ALWAYS})
-    always = SpeculationOptions(**ALWAYS)
-    stats = sdk.generate("hello", max_tokens=12, speculation=always).stats
+    stats = sdk.generate("hello", max_tokens=12, speculation=SpeculationOptions(**ALWAYS)).stats
     told = stats.speculation
     assert told.num_accepted_draft_tokens > 0
     usage = answer.usage
@@ -89,8 +88,7 @@ def test_a_prompt_that_was_read_before_counts_as_cached(client):
 
 
 def test_without_a_seed_texts_differ_unless_the_request_has_the_same_name(client):
-    texts = {chat(client).choices[0].message.content for _ in range(3)}
-    assert len(texts) == 3
+    assert len({chat(client).choices[0].message.content for _ in range(3)}) == 3
     name = {"Idempotency-Key": "the-same-one"}
     first, again = (chat(client, extra_headers=name) for _ in range(2))
     assert first.choices[0].message.content == again.choices[0].message.content

@@ -73,8 +73,7 @@ async def test_a_front_that_runs_out_of_grace_ends_its_requests_at_the_router(fo
     target = target_worker(folder)
     async with fleet.running(target), routed([target]) as sdk:
         gateway = Gateway(HttpConfig(sdk.address, "127.0.0.1:0"))
-        url = f"http://{await gateway.start()}"
-        async with async_client_of(url) as client:
+        async with async_client_of(f"http://{await gateway.start()}") as client:
             stream = await client.chat.completions.create(
                 model="tiny", messages=HELLO, max_tokens=3500, seed=1, stream=True
             )

@@ -17,7 +17,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "stop"}},
 ]
 NAMED = {"type": "function", "function": {"name": "paint"}}
-FLAT = [{"type": "function", **PAINT}]
 FORCED = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 60, "seed": 3}
 
 
@@ -37,8 +36,7 @@ def pieces(stream):
 
 
 def test_a_forced_call_has_the_arguments_that_its_schema_allows_streamed_or_not(client):
-    answer = chat(client, **FORCED)
-    (choice,) = answer.choices
+    (choice,) = chat(client, **FORCED).choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     (call,) = choice.message.tool_calls
     assert (call.type, call.function.name) == ("function", "paint")
@@ -122,7 +120,7 @@ def test_a_response_goes_on_from_the_newest_one_and_no_other(client, sdk):
 
 
 def test_a_response_calls_tools_on_a_session(client):
-    asked = {"model": "tiny", "tools": FLAT, "max_output_tokens": 60}
+    asked = {"model": "tiny", "tools": [{"type": "function", **PAINT}], "max_output_tokens": 60}
     choice = {"type": "function", "name": "paint"}
     first = client.responses.create(input="hello", tool_choice=choice, **asked)
     (call,) = first.output
@@ -139,8 +137,7 @@ def test_tokens_of_prompts_are_returned_and_turned_into_text(url, sdk):
     told = post(url, {"prompt": "hello"}, "/tokenize").json()
     assert tuple(told["tokens"]) == sdk.tokenize("hello", raw=True)
     assert told["count"] == len(told["tokens"])
-    text = post(url, {"tokens": told["tokens"]}, "/detokenize").json()
-    assert text == {"prompt": "hello"}
+    assert post(url, {"tokens": told["tokens"]}, "/detokenize").json() == {"prompt": "hello"}
     chatted = post(url, {"messages": HELLO, "tools": TOOLS}, "/tokenize").json()
     assert tuple(chatted["tokens"]) == sdk.tokenize("hello", tools=TOOLS)
     for body, path in (({}, "/tokenize"), ({"tokens": [10**9]}, "/detokenize")):

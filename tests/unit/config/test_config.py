@@ -153,8 +153,6 @@ BAD_FILES = [
     ("[target]\npeers = [1]", "must be a list of texts"),
     ("[target]\nsize = -1", "size is -1, but must be at least 0"),
 ]
-
-
 BAD_VARIABLES = [
     ({"SIZE": "many"}, "SLIPSTREAM_TARGET_SIZE is 'many', but must be a whole number"),
     ({"SIZE": ""}, "must be a whole number"),
@@ -190,8 +188,7 @@ def test_what_makes_no_sense_is_refused_in_one_sentence_wherever_it_stands(load,
 def test_what_has_no_default_must_be_given():
     with pytest.raises(InvalidRequest, match="--address is needed, or SLIPSTREAM_X_ADDRESS"):
         load_config(Needy, section="x", env={})
-    env = {"SLIPSTREAM_X_ADDRESS": "a:1"}
-    assert load_config(Needy, section="x", env=env).address == "a:1"
+    assert load_config(Needy, section="x", env={"SLIPSTREAM_X_ADDRESS": "a:1"}).address == "a:1"
 
 
 def test_help_says_of_every_option_what_it_is_and_its_default(capsys):

@@ -17,7 +17,6 @@ from support.models import tiny, tiny_glide
 
 INF, NAN = math.inf, math.nan
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]
-MODES = [Verification.EXACT, Verification.MCSD]
 
 
 def reading(count=1, *, sampling=SAMPLINGS[0], mode=Verification.EXACT, score=None):
@@ -35,8 +34,7 @@ def test_a_token_that_a_draft_rules_out_leaves_the_entropy_a_number(sampling, co
     open_row, masked = [1.0, 0.9, 0.8, 0.7], [1.0, 0.9, 0.8, 0.7, -INF]
     [known] = read_candidates(scores_of(open_row), reading(count, sampling=sampling))
     for scores in (scores_of(masked), scores_of(masked, masked)):
-        readings = [reading(count, sampling=sampling)] * len(scores.logits)
-        for [slot] in read_each(scores, readings):
+        for [slot] in read_each(scores, [reading(count, sampling=sampling)] * len(scores.logits)):
             assert slot.entropy == pytest.approx(known.entropy)
             assert make_stop(StopPolicy.SVIP).should_stop(
                 StopSignal(1, slot.top_prob, slot.entropy)
@@ -50,7 +48,7 @@ def spoilt(size, values):
     return row
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [Verification.EXACT, Verification.MCSD])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
@@ -96,8 +94,7 @@ def test_the_lag_of_a_slot_below_a_root_counts_from_the_newest_key_of_the_target
         return np.ones((len(hidden), 2))
 
     feed = TargetKv(Keys(target, tokens, num_keys), tuple(config.target_layers))
-    scorer = tiny_glide.scorer(target, tiny_glide.draft(config))
-    draft = LocalDraft(scorer, feed, decision=score)
+    draft = LocalDraft(tiny_glide.scorer(target, tiny_glide.draft(config)), feed, decision=score)
     session = Session("s", 12, 20, verification=Verification.TARGET_INIT, num_roots=2)
     plan = Plan(4, 12, shape=Shape.FORK, stop=StopPolicy.DECISION, roots=(3, 4))
     proposal = finished(draft.propose(TokenSequence(session, tuple(tokens)), plan))

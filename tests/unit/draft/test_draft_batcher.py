@@ -58,8 +58,7 @@ def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, ki
         local.step([drafting])
     assert sizes == [CHUNK, 400 - CHUNK]
     view = keys.view("s1", (0, 2)) if kind == "glide" else None
-    whole = scorer.score([Sync(scorer.open(400), tokens, view)])
-    best = int(whole.logits[0].argmax())
+    best = int(scorer.score([Sync(scorer.open(400), tokens, view)]).logits[0].argmax())
     best = best if scorer.vocab is None else int(scorer.vocab[best])
     assert drafting.result().tree.tokens == (best,)
 

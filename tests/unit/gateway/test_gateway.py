@@ -46,8 +46,7 @@ def test_only_one_of_the_ways_to_say_what_the_text_must_be_is_taken():
     both = {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
     with pytest.raises(HttpError, match="response_format and structured_outputs"):
         chat(**both)
-    text = chat(response_format={"type": "text"}, structured_outputs={"regex": "a"})
-    assert text["regex"] == "a"
+    assert chat(response_format={"type": "text"}, structured_outputs={"regex": "a"})["regex"] == "a"
 
 
 def test_a_refusal_quotes_nothing_that_was_written():

@@ -116,8 +116,7 @@ FOREIGN = [(DYNAMIC, {}), ({"hidden_act": "gelu"}, {}), ({}, {"dtype": "float16"
 @pytest.mark.parametrize(("changes", "options"), FOREIGN)
 def test_what_native_code_can_not_compute_is_transformers(checkpoint, changes, options):
     change_config(checkpoint, **changes)
-    loaded = load_model(str(checkpoint), **options).model
-    assert type(loaded).__name__ == "LlamaForCausalLM"
+    assert type(load_model(str(checkpoint), **options).model).__name__ == "LlamaForCausalLM"
 
 
 @pytest.mark.gpu
@@ -155,8 +154,7 @@ def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-q4_1"])
 def test_known_weights_have_the_recorded_forward_and_transformers_has_it_nearly(name, real_model):
-    entry = runpy.run_path(str(ROOT / ".ci/forwards.py"))["entry"]
-    key, own = entry(name, "auto")
+    key, own = runpy.run_path(str(ROOT / ".ci/forwards.py"))["entry"](name, "auto")
     known = json.loads(reference.FORWARDS.read_text())[key]
     assert own["forward_sha256"] == known["forward_sha256"]
     assert own["differences"].keys() == known["differences"].keys()
@@ -282,8 +280,7 @@ NUMBERINGS = {
 @pytest.mark.parametrize("case", NUMBERINGS)
 def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(case, checkpoint):
     ours, theirs, sentence = NUMBERINGS[case]
-    tokenizers = [byte_tokenizer(**ours), byte_tokenizer(**theirs)]
-    own, other = map(text_tokenizer, tokenizers)
+    own, other = map(text_tokenizer, [byte_tokenizer(**ours), byte_tokenizer(**theirs)])
     small = replace(load_model(str(checkpoint)), tokenizer=other, model_id="small")
     assert same_numbering(own.table.numbering, other.table.numbering) is (sentence is None)
     if sentence is None:

@@ -23,10 +23,7 @@ from support.models.instruction_sets import teams
 FAMILIES = ("llama", "qwen2", "qwen3")
 TREE = TokenTree((4, 5, 6, 7, 8, 9, 4), (-1, 0, -1, 2, 1, 2, 4))
 PATHS = [(4,), (4, 5), (6,), (6, 7), (4, 5, 8), (6, 9), (4, 5, 8, 4)]
-
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
-
-
 MAKERS = {
     **{family: partial(tiny.hf_model, family) for family in FAMILIES},
     "odd": odd_model,
@@ -39,8 +36,7 @@ MAKERS = {
 def native(make, dtype=torch.float32):
     """A model whose caches keep all hidden states."""
     own = make(dtype=dtype)
-    every = range(own.config.num_hidden_layers + 1)
-    return causal_model(own, engine="native", hidden_layers=every)
+    return causal_model(own, engine="native", hidden_layers=range(own.config.num_hidden_layers + 1))
 
 
 def cached(cache):

@@ -25,10 +25,7 @@ from support.models.toy import choose
 OUTPUTS, INPUTS, ROWS = 53, 768, 21
 NAMES = list(weights.KINDS)
 RNG = np.random.default_rng(7)
-
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
-
-
 BLOCKS = {name: tiny_gguf.random_blocks(name, OUTPUTS, INPUTS, RNG) for name in NAMES}
 SCALES_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
 """Where the scales of a block are that does not begin with them."""
@@ -208,8 +205,7 @@ def model(request, monkeypatch):
 
 def logits_of(count, seed):
     """From flat to peaked."""
-    noise = np.random.default_rng(seed).standard_normal(count, np.float32)
-    return noise * 2 * (1 + seed % 5)
+    return np.random.default_rng(seed).standard_normal(count, np.float32) * 2 * (1 + seed % 5)
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 3.0])
@@ -219,8 +215,7 @@ def test_a_draw_among_contenders_is_that_among_all_tokens(model, count, temperat
     for seed in range(num_draws):
         logits, position = logits_of(count, seed), 3 + seed
         sampling = SamplingParams(temperature=temperature, seed=seed)
-        session = Session("s", 3, 100, sampling)
-        expected = choose(session, logits, range(position))
+        expected = choose(Session("s", 3, 100, sampling), logits, range(position))
         assert draw_among(logits, sampling, position, model.contenders) == expected
         found = model.contenders(logits, temperature, draw_keys(sampling, position))
         assert found[1] == logits.max()

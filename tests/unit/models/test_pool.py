@@ -24,10 +24,7 @@ from support.models import tiny
 
 LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU).keeping((0, 2), 6)
 KINDS = (HOST, TorchBuffers(CPU))
-
-
 NAMED = {"none": (), "auto": (2, 15, 27), "0,30": (0, 30), "7": (7,)}
-NOT_NAMED = ["", "some", "1,,2", "-1", "1, 2", "99999999"]
 NOT_KEPT = [((31,), "hidden_layers is 31, but must be layers from 0 to 30"), ((1, 1), "each once")]
 
 
@@ -37,7 +34,7 @@ def test_layers_whose_states_are_kept_are_those_of_the_model_each_once(tmp_path)
     for text, layers in {**NAMED, f"eagle3:{tmp_path}": (1, 4, 30)}.items():
         limits = build(TargetConfig, hidden_layers=text).target_limits(30)
         assert layout.keeping(limits.hidden_layers, 8).hidden_layers == layers
-    for text in NOT_NAMED:
+    for text in ("", "some", "1,,2", "-1", "1, 2", "99999999"):
         with pytest.raises(InvalidRequest, match=r"hidden_layers is .* none, auto, eagle3:HEAD or"):
             build(TargetConfig, hidden_layers=text)
     for layers, sentence in NOT_KEPT:
@@ -180,8 +177,7 @@ def test_a_size_is_what_it_says_and_what_is_no_budget_is_refused(budget):
 
 def test_a_share_leaves_room_for_the_workspace():
     free = free_bytes(CPU)
-    half = budget_bytes("0.5", CPU, workspace_bytes=free // 2)
-    assert 0.1 * free < half < 0.4 * free
+    assert 0.1 * free < budget_bytes("0.5", CPU, workspace_bytes=free // 2) < 0.4 * free
     assert budget_bytes("0.5", CPU, workspace_bytes=2 * free) == 0
 
 
@@ -216,9 +212,7 @@ GROUPS = [(NEW, 5000, 2000, 3000), (NEW, 2000, 5000, 0), (OLD, 5000, 1000, 4000)
 
 
 @pytest.mark.parametrize(("names", "limit", "used", "left"), [*GROUPS, (NEW, "max", 5000, None)])
-def test_a_limit_of_the_control_group_bounds_memory(
-    names, limit, used, left, tmp_path, monkeypatch
-):
+def test_a_limit_of_a_control_group_bounds_memory(names, limit, used, left, tmp_path, monkeypatch):
     """Both versions of control groups have such a limit."""
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     assert free_bytes(CPU) > 5000

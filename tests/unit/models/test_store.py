@@ -59,7 +59,6 @@ def test_an_alias_is_found_in_our_cache_and_in_that_of_the_hub(tmp_path, setting
     assert [found.path for found in list_models(settings=settings)] == [folder, None]
 
 
-INDEX = "model.safetensors.index.json"
 SHARDS = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
 LOST = {
     "config.json": "no config.json",
@@ -74,7 +73,7 @@ def test_a_directory_without_a_part_is_refused_and_that_is_named(tmp_path, setti
     folder = model_folder(tmp_path / "mine")
     if "-2" in lost:
         (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-        (folder / INDEX).write_text(SHARDS)
+        (folder / "model.safetensors.index.json").write_text(SHARDS)
         (folder / lost).touch()
     assert find_local(str(folder), settings=settings) == folder
     (folder / lost).unlink()

@@ -111,6 +111,5 @@ async def test_one_connection_too_many_is_closed_and_room_is_given_back():
         await one.close()
         stub = draft_pb2_grpc.DraftServiceStub(another)
         waits = {"wait_for_ready": True, "timeout": LIMIT_S}
-        call = stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), **waits)
-        assert (await call).kind == "full"
+        assert (await stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), **waits)).kind == "full"
         await another.close()

@@ -22,7 +22,6 @@ from slipstream.rpc.v1 import common_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 RAW = PromptForm(raw=True)
-
 IDS = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 ASKED_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX)
@@ -55,7 +54,6 @@ STOPS |= st.tuples(
     st.sampled_from([StopPolicy.SVIP, StopPolicy.DECISION, StopPolicy.COST]), st.floats(0.1, 0.9)
 )
 DRAFTERS = maybe(st.sampled_from(["glide", "vanilla", "ngram"]))
-ACTIVE = st.sampled_from([Mode.AUTO, Mode.FORCED])
 VERIFICATIONS = maybe(st.sampled_from(Verification))
 
 
@@ -66,7 +64,7 @@ def speculating(draw):
     shapes = maybe(st.sampled_from([shape for shape in Shape if shape is not Shape.PRODUCT]))
     stop, threshold = draw(STOPS)
     return SpeculationOptions(
-        mode=draw(ACTIVE),
+        mode=draw(st.sampled_from([Mode.AUTO, Mode.FORCED])),
         max_draft_tokens=draw(DEPTH.filter(lambda most: not is_product or (most or 5) >= 5)),
         max_nodes=MAX_NODES if is_product else draw(NODES),
         shape=Shape.PRODUCT if is_product else draw(shapes),
@@ -128,8 +126,6 @@ WITH_TOOLS = st.builds(
         prompt_logprobs=st.booleans(),
     ),
 )
-
-
 WITH_ENDS = st.builds(
     Generation,
     prompt=SAID,
@@ -148,14 +144,12 @@ def over_the_wire(message):
 
 @given(GENERATIONS | WITH_TOOLS | WITH_ENDS)
 def test_a_request_is_the_same_on_the_other_side(generation):
-    message = over_the_wire(asked.generation_to_pb(generation))
-    assert asked.generation_from_pb(message) == generation
+    assert asked.generation_from_pb(over_the_wire(asked.generation_to_pb(generation))) == generation
 
 
 @given(SAID | IDS_PROMPT)
 def test_a_raw_prompt_stays_raw(prompt):
-    message = over_the_wire(asked.prompt_to_pb(prompt, RAW))
-    assert asked.prompt_from_pb(message) == (prompt, RAW)
+    assert asked.prompt_from_pb(over_the_wire(asked.prompt_to_pb(prompt, RAW))) == (prompt, RAW)
 
 
 def generation(**changes):

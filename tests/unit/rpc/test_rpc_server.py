@@ -146,8 +146,7 @@ async def test_reflection_lists_the_service():
 async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
     large = draft_pb2.SpeculateRequest(propose=draft_pb2.Propose())
     large.propose.delta.tokens.extend(range(4096))
-    servicer = Failing(errors.NotBuilt("no"))
-    async with serving(servicer, max_message_bytes=1024) as (_, channel):
+    async with serving(Failing(errors.NotBuilt("no")), max_message_bytes=1024) as (_, channel):
         told = error_from(await failure(speculate(channel, large)))
         after = await failure(describe(channel))
     assert type(told) is errors.RequestTooLarge
@@ -185,8 +184,7 @@ async def test_calls_above_the_limit_of_a_connection_wait_at_the_caller():
 @pytest.mark.parametrize("method", ["DescribeDraft", "Speculate"])
 async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
     async with serving(Failing(errors.NotBuilt("no"))) as (_, channel):
-        call = channel.stream_stream(f"/{NAME}/{method}")(iter([b"\xff\xff\xff"]))
-        refused = await failure(call)
+        refused = await failure(channel.stream_stream(f"/{NAME}/{method}")(iter([b"\xff\xff\xff"])))
     assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "3 bytes" in refused.details()
 

@@ -151,10 +151,8 @@ def test_errors_that_came_of_each_other_are_logged_once():
     first.__cause__, second.__cause__ = second, first
     log = json_log()
     log.logger.error("failed", exc_info=first)
-    assert [log.lines[0]["exception"].count(f"OSError: {name}") for name in ("one", "two")] == [
-        1,
-        1,
-    ]
+    said = log.lines[0]["exception"]
+    assert [said.count(f"OSError: {name}") for name in ("one", "two")] == [1, 1]
 
 
 @contextmanager

@@ -92,8 +92,7 @@ def test_metrics_of_rounds_are_what_counting_them_one_by_one_comes_to(rounds):
 
 def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
     lost = Script(depth=0, proposal=Proposal(fallback="draft lost"), verdict=Verdict((1,), 0))
-    known = Script(None, depth=0, verdict=Verdict((1,), 0, num_cached=7))
-    heard = told([known, lost, lost])
+    heard = told([Script(None, depth=0, verdict=Verdict((1,), 0, num_cached=7)), lost, lost])
     assert counts(heard, catalog.FALLBACKS) == {"draft lost": 2}
     assert counts(heard, catalog.TOKENS_CACHED) == {"": 7}
     assert counts(heard, catalog.ROUNDS) == {"prefill": 1, "plain": 2}

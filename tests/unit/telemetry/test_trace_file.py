@@ -66,8 +66,7 @@ def test_a_collector_reads_the_same_message_as_over_the_wire():
     spans = made_spans()
     line = json.loads(json.dumps(otlp_json(encode_spans(spans))))
     read = json_format.ParseDict(in_base64(line), trace_pb2.TracesData())
-    wire = trace_pb2.TracesData(resource_spans=encode_spans(spans).resource_spans)
-    assert read == wire
+    assert read == trace_pb2.TracesData(resource_spans=encode_spans(spans).resource_spans)
 
 
 def test_what_was_exported_is_what_is_read(tmp_path):

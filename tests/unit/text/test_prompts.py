@@ -34,8 +34,7 @@ def tokenizer(template):
 
 
 def test_a_template_that_knows_tools_gets_them_and_calls_with_values_for_arguments():
-    text = tokenizer(KNOWING).render(TALK, [TOOL])
-    shown, _, rest = text.partition("<user>")
+    shown, _, rest = tokenizer(KNOWING).render(TALK, [TOOL]).partition("<user>")
     about = {"name": "f", "description": "does f", "parameters": json.loads(TOOL.parameters)}
     assert json.loads(shown[1:]) == about
     assert rest == 'please<assistant>Cf{"x": 1}<tool>7#c1'
@@ -59,12 +58,10 @@ def test_no_tool_and_no_call_can_write_a_control_token(template):
     text = tokenizer(template)
     name = next(iter(text.parts().special_tokens.values()))
     token = text.encode(name, add_special_tokens=False)[0]
-    escaped = json.dumps({name: name}).replace("<", "\\u003c")
-    function = {"name": "f", "arguments": escaped}
+    function = {"name": "f", "arguments": json.dumps({name: name}).replace("<", "\\u003c")}
     talk = [TALK[0], {**TALK[1], "tool_calls": ({**CALL, "function": function},)}, TALK[2]]
     tool = Tool("f", name, json.dumps({"type": "object", "properties": {name: {}}}))
-    ids = encode_prompt(text, talk, PromptForm(tools=(tool,)))
-    assert token not in ids
+    assert token not in encode_prompt(text, talk, PromptForm(tools=(tool,)))
 
 
 @pytest.mark.parametrize(
@@ -139,12 +136,8 @@ def test_arguments_are_an_object_or_else_the_text_that_they_are(given, shown):
 def test_arguments_of_earlier_calls_are_nested_within_a_limit(depth, fits):
     tokenizer = text_tokenizer(byte_tokenizer(template="{{ tools }}{{ messages | tojson }}"))
     arguments = '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
-    function = {"name": "f", "arguments": arguments}
-    calls = [{"id": "1", "type": "function", "function": function}]
-    prompt = [
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "user", "content": "x"},
-    ]
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    prompt = [{"role": "assistant", "content": "", "tool_calls": calls}, user("x")]
     if fits:
         assert encode_prompt(tokenizer, prompt)
         return
@@ -153,7 +146,6 @@ def test_arguments_of_earlier_calls_are_nested_within_a_limit(depth, fits):
 
 
 RAW = PromptForm(raw=True)
-
 TRANSFORMERS = byte_tokenizer()
 TOKENIZER = text_tokenizer(TRANSFORMERS)
 END = TRANSFORMERS.eos_token_id
@@ -183,8 +175,7 @@ def test_text_is_one_user_message_and_a_raw_prompt_is_taken_as_it_is():
 def test_turns_appended_one_by_one_are_the_conversation_at_once(ending):
     held = encode_prompt(TOKENIZER, "one") + ids("two") + ending
     held += encode_prompt(TOKENIZER, "three", last_token=held[-1])
-    whole = [user("one"), assistant("two"), user("three")]
-    assert held == encode_prompt(TOKENIZER, whole)
+    assert held == encode_prompt(TOKENIZER, [user("one"), assistant("two"), user("three")])
 
 
 @pytest.mark.parametrize("reply", ["Once", "Once ", " upon\n", ""])

@@ -19,8 +19,7 @@ def word_pieces():
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["[UNK]", *letters, *(f"##{letter}" for letter in letters)]
     vocab = {word: number for number, word in enumerate(words)}
-    model = models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
-    backend = Tokenizer(model)
+    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer_of(backend)
 
@@ -29,8 +28,7 @@ def runs():
     """Pairs of a letter are merged, and pairs of pairs: tokens of up to 64 characters."""
     words = ["a" * 2**number for number in range(7)] + [" "]
     vocab = {word: number for number, word in enumerate(words)}
-    merges = [(word, word) for word in words[:6]]
-    return tokenizer_of(Tokenizer(models.BPE(vocab, merges)))
+    return tokenizer_of(Tokenizer(models.BPE(vocab, [(word, word) for word in words[:6]])))
 
 
 def tokenizer_of(backend):
@@ -49,8 +47,7 @@ def test_a_text_that_fits_is_never_refused(kind):
     tokenizer, draw = TOKENIZERS[kind](), random.Random(0)
     for longest in (1, 64, 101, 2 * PIECE_CHARS):
         lengths = [draw.randint(1, longest) for _ in range(2 * PIECE_CHARS // (longest + 1))]
-        words = ["a" * length for length in lengths]
-        text = " ".join(words)
+        text = " ".join(["a" * length for length in lengths])
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.encode(text, add_special_tokens=False, max_tokens=len(ids)) == ids
 

@@ -59,8 +59,7 @@ def decoded(hf, ids):
 
 def conversations():
     """The bundled prompts, and each with one more turn for every turn that it has."""
-    lines = (LIBRARY / "data" / "prompts.jsonl").read_text().splitlines()
-    for line in lines:
+    for line in (LIBRARY / "data" / "prompts.jsonl").read_text().splitlines():
         messages = []
         for turn in json.loads(line)["turns"]:
             messages.append({"role": "user", "content": turn})

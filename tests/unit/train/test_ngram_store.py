@@ -73,8 +73,7 @@ def test_whatever_is_asked_has_probabilities_of_known_tokens(path, texts, latest
 
 
 def test_a_longer_context_says_more_than_a_shorter_one_and_leaves_it_the_rest(path):
-    texts = [[1, 2, 3]] * 6 + [[7, 2, 4]] * 12
-    store = store_of(path, texts)
+    store = store_of(path, [[1, 2, 3]] * 6 + [[7, 2, 4]] * 12)
     assert store.after([2, 1])[0][0] == 3
     assert store.after([2, 7])[0][0] == 4
     assert store.after([2, 9])[0][0] == 4
@@ -92,8 +91,7 @@ def test_prompts_are_contexts_and_are_not_counted(path):
 
 
 def test_contexts_that_were_seen_too_seldom_are_left_out(path):
-    texts = [[1, 2]] * 3 + [[3, 4]] * 2
-    store = store_of(path, texts, CountSettings(max_context=1, min_count=3))
+    store = store_of(path, [[1, 2]] * 3 + [[3, 4]] * 2, CountSettings(max_context=1, min_count=3))
     assert store.after([1])
     assert not store.after([3])
 
@@ -103,8 +101,7 @@ def test_a_file_fits_its_bound_by_leaving_out_what_is_rare(path):
     frequent = [[1, 2, 3]] * 500
     rare = draw.integers(0, 5000, (300, 40)).tolist()
     header = replace(HEADER, vocab_size=5000)
-    bound = CountSettings(min_count=1, max_mb=8 / 1024)
-    small = store_of(path, frequent + rare, bound, header)
+    small = store_of(path, frequent + rare, CountSettings(min_count=1, max_mb=8 / 1024), header)
     assert small.num_bytes < 8192 + 2048
     assert small.after([1])[0][0] == 2
     with pytest.raises(InvalidRequest, match="max_mb is 0"):
@@ -112,8 +109,7 @@ def test_a_file_fits_its_bound_by_leaving_out_what_is_rare(path):
 
 
 def test_vocabularies_beyond_16_bits_are_kept_whole(path):
-    header = replace(HEADER, vocab_size=200_000)
-    store = store_of(path, [[150_000, 160_000]] * 3, header=header)
+    store = store_of(path, [[150_000, 160_000]] * 3, header=replace(HEADER, vocab_size=200_000))
     assert store.after([150_000])[0][0] == 160_000
 
 

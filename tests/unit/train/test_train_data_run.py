@@ -65,8 +65,7 @@ def write(run, reports=None):
     """The finished shards, and all; the clock goes a second with every look."""
     ticks, plan = iter(range(1000)), make_plan(run)
     tell = reports.append if reports is not None else lambda report: None
-    done = write_data(run, plan, clock=lambda: next(ticks), report=tell)
-    return done, len(plan.shards)
+    return write_data(run, plan, clock=lambda: next(ticks), report=tell), len(plan.shards)
 
 
 def shards(out):

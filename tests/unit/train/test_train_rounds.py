@@ -114,8 +114,7 @@ def test_a_run_writes_weights_only_if_they_are_better(place, draft, monkeypatch)
     monkeypatch.setattr(decision_run, "records_of", lambda made: _teach(records_of(made)))
     outcome, _ = run(place, draft=draft)
     assert outcome.weights == folder / DECISION_NAME
-    facts = json.loads((folder / PROVENANCE_NAME).read_text())
-    assert facts["loss"] == outcome.loss
+    assert json.loads((folder / PROVENANCE_NAME).read_text())["loss"] == outcome.loss
     outcome.weights.unlink()
 
 

@@ -60,8 +60,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     target = load_target_parts(str(place / "target"))
     parts = target_parts(target.model, tokenizer_hash=target.tokenizer_hash)
     scorer = load_glide(tmp_path / "weights", parts)
-    scores = scorer.score([Sync(scorer.open(8), [1, 2, 3], None)])
-    assert np.isfinite(scores.logits).all()
+    assert np.isfinite(scorer.score([Sync(scorer.open(8), [1, 2, 3], None)]).logits).all()
     assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
     assert scorer.max_lag == LOSS.block_max
     record = provenance(tmp_path)
@@ -106,13 +105,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path, kind_run
 @pytest.mark.parametrize("kind_run", [glide_run, eagle_run])
 def test_training_lowers_the_loss(tmp_path, kind_run):
     losses, place = [], training_place(tmp_path, initializer_range=0.2)
-    settings = TrainSettings(
-        TrainSchedule(steps=40, lr=4e-3),
-        batch_tokens=200,
-        heldout=2,
-        report_seconds=2.0,
-        export_minutes=1e6,
-    )
+    often = {"report_seconds": 2.0, "export_minutes": 1e6}
+    settings = TrainSettings(TrainSchedule(steps=40, lr=4e-3), batch_tokens=200, heldout=2, **often)
     look = TrainHooks(hooks().clock, lambda report: losses.append(report.loss), lambda check: None)
     train_draft(kind_run(place, tmp_path, settings=settings), look)
     assert losses[-1] < losses[0] - 0.1

@@ -106,8 +106,7 @@ def test_a_tree_brings_as_much_more_than_it_costs_as_any_smaller_one(drafted, pr
 
     def surplus(size):
         tree = cape_tree(chain, size)
-        value = sum(chance(tree, node) for node in range(len(tree)))
-        return value - sum(prices[: len(tree)])
+        return sum(chance(tree, node) for node in range(len(tree))) - sum(prices[: len(tree)])
 
     def chance(tree, node):
         path, reach = tree.path(node), 1.0

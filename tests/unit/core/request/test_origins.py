@@ -24,7 +24,6 @@ from support.models.rounds import round_of
 from support.models.tiny_runs import WAYS, run_of
 
 DRAFT, RUNNER_UP, LOOKUP, STORE, TARGET = TokenOrigin
-COPIED = (LOOKUP, STORE)
 CAPE = Proposal(cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), 31))
 
 
@@ -49,8 +48,7 @@ def test_a_chain_is_the_drafts_and_its_leaves_are_runner_ups(tokens, origins):
     [(CopySource.LOOKUP, LOOKUP), (CopySource.GRAMMAR, LOOKUP), (CopySource.STORE, STORE)],
 )
 def test_what_was_copied_is_its_sources_and_what_the_draft_had_too_is_the_drafts(source, origin):
-    whole = TokenTree((1, 2, 7, 8), (ROOT, 0, 1, 2))
-    proposal = Proposal(whole, sources=(source,) * 2)
+    proposal = Proposal(TokenTree((1, 2, 7, 8), (ROOT, 0, 1, 2)), sources=(source,) * 2)
     origins = (DRAFT, DRAFT, origin, origin, TARGET)
     assert origins_of(round_of(proposal, Verdict((1, 2, 7, 8, 9), 4))) == origins
     alone = Proposal(TokenTree.chain((1, 2)), sources=(source,) * 2)
@@ -91,7 +89,7 @@ def test_origins_and_rounds_add_up_to_the_answer_and_its_statistics(models, way,
     speculation = result.stats.speculation
     assert len(result.origins) == len(result.token_ids) == 40
     assert [len(chunk.origins) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks]
-    copied = sum(said[origin] for origin in COPIED)
+    copied = sum(said[origin] for origin in (LOOKUP, STORE))
     assert said[DRAFT] + said[RUNNER_UP] + copied == speculation.num_accepted_draft_tokens
     assert said[LOOKUP] == speculation.num_accepted_lookup_tokens
     assert result.origins[0] is TARGET
@@ -109,8 +107,7 @@ def test_origins_and_rounds_add_up_to_the_answer_and_its_statistics(models, way,
 
 def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
     ask = Ask(max_tokens=60, speculation=WAYS["lookup"], with_origins=True)
-    seen = set(collected(run_of(models, ask)).origins)
-    assert seen == set(TokenOrigin) - {STORE}
+    assert set(collected(run_of(models, ask)).origins) == set(TokenOrigin) - {STORE}
 
 
 def test_a_stop_string_or_the_limit_cuts_what_is_known_of_tokens_with_them(models):
@@ -137,8 +134,7 @@ def test_of_a_request_that_goes_on_the_old_tokens_say_nothing(models, num_past, 
     told = {"with_origins": True, "num_logprobs": 2}
     ask = Ask(max_tokens=30, request_id="r", speculation=WAYS["cape"], **told)
     whole = collected(run_of(models, ask))
-    past = whole.token_ids[:num_past]
-    chunks = run_of(models, ask, past=past, num_received=num_received)
+    chunks = run_of(models, ask, past=whole.token_ids[:num_past], num_received=num_received)
     assert [token for chunk in chunks for token in chunk.token_ids] == list(
         whole.token_ids[num_received:]
     )
@@ -161,8 +157,7 @@ class Letters:
 
 
 def test_a_round_is_its_tree_with_what_was_kept():
-    tree = TokenTree((1, 2, 3, 4), (ROOT, ROOT, 1, 2))
-    proposal = Proposal(tree, sources=(CopySource.STORE,))
+    proposal = Proposal(TokenTree((1, 2, 3, 4), (ROOT, ROOT, 1, 2)), sources=(CopySource.STORE,))
     at = Round(3, 0.0, proposal=proposal, verdict=Verdict((2, 3, 9), 2))
     at.proposing, at.verifying = (0.0, 0.25), (0.25, 1.0)
     shown = round_tree(at, Letters())

@@ -32,8 +32,7 @@ def test_sampled_requests_have_a_threshold_and_a_calibration_of_their_own():
     )
     for temperature, threshold, curve in ((0.0, 0.4, curves[0]), (0.7, 0.2, curves[1])):
         facts = DraftFacts("glide", profile)
-        settings = resolve(SpeculationOptions(), facts, temperature=temperature)
-        assert settings.threshold == threshold
+        assert resolve(SpeculationOptions(), facts, temperature=temperature).threshold == threshold
         assert profile.calibration_at(temperature) == curve
 
 

@@ -11,7 +11,6 @@ from support.models.rounds import outcome, round_of
 ROUNDS = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=20
 )
-
 LOOKUP, STORE, GRAMMAR = CopySource
 
 
@@ -74,8 +73,7 @@ def test_copied_tokens_are_counted_among_the_draft_tokens_and_apart():
     path = TokenTree((1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2, -1, -1, -1))
     sources = (LOOKUP, STORE, STORE, STORE, STORE)
     outcomes.record(round_of(Proposal(path, sources=sources), Verdict((1, 2, 3, 4, 99), 4)))
-    copied = [LOOKUP] * 5 + [GRAMMAR]
-    outcomes.record(outcome(6, 6, 6, stopped_by="lookup", sources=tuple(copied)))
+    outcomes.record(outcome(6, 6, 6, stopped_by="lookup", sources=tuple([LOOKUP] * 5 + [GRAMMAR])))
     stats = outcomes.summary(num_spec_tokens=6, lossless=True)
     assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (13, 10)
     assert (stats.num_lookup_tokens, stats.num_accepted_lookup_tokens) == (7, 7)

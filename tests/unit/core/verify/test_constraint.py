@@ -107,8 +107,7 @@ def test_whatever_is_proposed_exact_gives_the_words_of_plain_decoding(tree, samp
 
 def candidates(tree):
     """Laws that could have drawn the tree: flat over the vocabulary, what is forbidden included."""
-    flat = SparseDistribution(tuple(range(VOCAB)), (1 / VOCAB,) * VOCAB)
-    return (flat,) * (len(tree) + 1)
+    return (SparseDistribution(tuple(range(VOCAB)), (1 / VOCAB,) * VOCAB),) * (len(tree) + 1)
 
 
 @settings(max_examples=150, deadline=None)

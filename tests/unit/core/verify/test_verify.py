@@ -108,8 +108,7 @@ def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law
         tokens = [*(proposal.tree.tokens[node] for node in walk.nodes), walk.token]
         if len(tokens) == 1:
             known = [*PROMPT, *tokens]
-            rest = verify(session, known, Proposal(), target.rows(known, TokenTree()))
-            tokens.append(rest.token)
+            tokens.append(verify(session, known, Proposal(), target.rows(known, TokenTree())).token)
         seen[tuple(tokens[:2])] += 1
     expected = {}
     for first, p in enumerate(softmax(target.logits(PROMPT)).tolist()):

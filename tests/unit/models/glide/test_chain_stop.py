@@ -98,8 +98,7 @@ def test_chains_end_on_a_device_where_the_policies_say(chains):
         tokens, entropies, top_probs, scores = zip(*column, strict=True)
         scores = [math.nan if score is None else score for score in scores]
         known = map(doubles, (entropies, top_probs, scores))
-        slot = ChainSlot(torch.tensor(tokens)[:, None], *known)
-        state = state_behind(slot, given, state)
+        state = state_behind(ChainSlot(torch.tensor(tokens)[:, None], *known), given, state)
     found = state[StateNumber.LENGTH : StateNumber.REASON + 1].t().tolist()
     assert [tuple(end) for end in found] == [end_on_host(*case) for case in chains]
 
@@ -146,8 +145,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_which_token_carries_which_probability_has_no_say_where_that_would_bias(temperature):
     sampling, mode = SamplingParams(temperature=temperature), Verification.MCSD
-    session = Session("s", 1, 1, sampling, verification=mode)
-    reader = CandidateReader(session, None, model().score)
+    reader = CandidateReader(Session("s", 1, 1, sampling, verification=mode), None, model().score)
     logits, hidden = noise(40) * 3, noise(6)
     rows = np.stack([logits, logits[torch.randperm(40)]])
     readings = [CandidateRows(reader, [5], [2], 1), CandidateRows(reader, [9], [2], 4)]

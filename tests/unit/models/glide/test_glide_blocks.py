@@ -30,7 +30,6 @@ from support.models.tiny import weights_of
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
 TARGETS = {"plain": tiny.llama, "biases": tiny.qwen2, "norms of heads": tiny.qwen3}
-
 needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
 
@@ -70,8 +69,7 @@ def make(folder, name):
     model = glide_model(read_glide(folder)).float()
     matrices, head = rounded(target, model)
     blocks = {at: as_array(own.packed()) for at, own in matrices.items()}
-    head_blocks = blocks.pop(HEAD)
-    save_blocks(GlideBlocks(blocks, head_blocks, rows_digest(as_array(head))), folder)
+    save_blocks(GlideBlocks(blocks, blocks.pop(HEAD), rows_digest(as_array(head))), folder)
     head_weights = matrices.pop(HEAD).weights()
     for at, own in matrices.items():
         model.get_parameter(at).data = own.weights()

@@ -38,8 +38,7 @@ def case(name="llama", num_layers=1, layers=(1, 3)):
     target = TARGETS[name]()
     shape = tiny.shape(num_layers, layers)
     shape = replace(shape, max_lag=8 if layers else 0)
-    config = config_for_target(target, shape, name="tiny", tokenizer_hash="t" * 64)
-    model = tiny.draft(config)
+    model = tiny.draft(config_for_target(target, shape, name="tiny", tokenizer_hash="t" * 64))
     return target, model, tiny.scorer(target, model)
 
 
@@ -215,8 +214,7 @@ def test_a_session_that_skips_more_is_as_if_it_had_begun_so():
     state = scorer.open(520)
     for length, skipped in ((300, 0), (420, 128), (450, 128), (500, 256)):
         text = LONG[:length]
-        view = tiny.view(target, text, length - 1, skipped=skipped)
-        found = scored(scorer, state, text, view)
+        found = scored(scorer, state, text, tiny.view(target, text, length - 1, skipped=skipped))
         close(found, tiny.reference(target, model, text, length - 1, skipped)[-1])
 
 

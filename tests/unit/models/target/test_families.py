@@ -105,8 +105,7 @@ def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, is_old):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(str(folder), dtype="float32")
     assert loaded.stop_token_ids >= {1, 106}
-    tokens = tiny.tokens(60)
-    expected = tiny.hf_logits(model, tokens)
+    expected = tiny.hf_logits(model, tiny.tokens(60))
     found = logits(causal_model(loaded.model))
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
     add_tensor(folder, "audio_tower.weight")
@@ -238,8 +237,6 @@ def test_files_as_they_are_published_are_read_as_by_transformers(tmp_path, name)
 
 
 TENSORS = ("model.layers.1.self_attn.q_proj.bias_2", "model.layers.9.mlp.up_proj.weight")
-
-
 LOADED = [(family, TENSORS[at % 2], load_model) for at, family in enumerate(FORMS)]
 LOADED += [("gpt-neox", TENSORS[at], load_target_parts) for at in (0, 1)]
 

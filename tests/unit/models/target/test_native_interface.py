@@ -15,7 +15,6 @@ from slipstream.models.native.model import CrossKv, NativeModel
 from slipstream.models.native.weights import BlockWeights
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
-
 POSITIONS, TABLE = 16, array("q", range(4))
 SIZES = {"layers": 1, "hidden": 32, "heads": 2, "key_heads": 1, "head_dim": 16, "mlp": 32}
 LAYOUT = KvLayout(1, 1, 16, FLOAT32, "cpu")
@@ -40,13 +39,11 @@ def paired(*without, features=2, outputs=2):
     model, (batch, _) = made(has_features=1), tokens()
     model.set_rotary(ones(POSITIONS, 8), ones(POSITIONS, 8))
     attention = BlockWeights(ones(32), [matrix(32, 64), *[matrix(16, 64)] * 2], matrix(32))
-    mlp = BlockWeights(ones(32), [matrix(32), matrix(32)], matrix(32))
-    model.set_layer(0, [attention, mlp])
+    model.set_layer(0, [attention, BlockWeights(ones(32), [matrix(32), matrix(32)], matrix(32))])
     model.set_head(ones(32), matrix(4))
     if "norm" not in without:
         model.set_feature_norm(ones(32))
-    cross = CrossKv(features=ones(features, 32), outputs=ones(outputs, 32))
-    return forward((batch, cross), model)
+    return forward((batch, CrossKv(features=ones(features, 32), outputs=ones(outputs, 32))), model)
 
 
 def filled(*without):
@@ -114,8 +111,6 @@ BATCHES = {
     "less than nothing of another model's keys": {"num_read": [0, -1]},
     "another model without keys": {"places": [0, OTHERS.ctypes.data, 48, 3] * 2},
 }
-
-
 LAYOUTS = {
     "layers": KvLayout(2, 1, 16, FLOAT32, "cpu"),
     "type": KvLayout(1, 1, 16, BFLOAT16, "cpu"),
