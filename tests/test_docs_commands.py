@@ -50,12 +50,10 @@ def command(words):
 @pytest.mark.parametrize("line", [line for page in EVERY_PAGE for line in lines(page)])
 def test_a_command_of_a_page_has_the_options_it_is_given(line):
     known, words = command(shlex.split(line, comments=True)[1:])
-    given = {word for word in words if word.startswith("--")}
-    assert given <= known
+    assert {word for word in words if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_that_a_page_names_alone_exist(page):
     known = {option for line in lines(page) for option in command(shlex.split(line)[1:])[0]}
-    named = set(re.findall(r"`(--[a-z-]+)", (DOCS / page).read_text()))
-    assert named <= known
+    assert set(re.findall(r"`(--[a-z-]+)", (DOCS / page).read_text())) <= known

@@ -101,8 +101,7 @@ def test_a_lock_has_the_versions_that_everything_is_tested_with(name):
 
 
 def test_torch_for_cpus_is_the_version_that_is_tested_built_for_cpus():
-    pins = lock_files.read("torch-cpu")
-    (pin,) = pins.values()
+    (pin,) = lock_files.read("torch-cpu").values()
     assert (pin.name, pin.version) == ("torch", f"{constraints()['torch']}+cpu")
 
 

@@ -66,8 +66,7 @@ def test_nothing_is_given_to_the_user_and_nothing_runs_after_the_user_is_set(kno
         assert all("chown" not in each.flags for each in stage.all("COPY"))
         assert not stage.all("ADD")
     keywords = [each.keyword for each in known[role].instructions]
-    after = keywords[keywords.index("USER") :]
-    assert not {"RUN", "COPY"} & set(after)
+    assert not {"RUN", "COPY"} & set(keywords[keywords.index("USER") :])
     assert all(int(each.flags["chmod"], 8) & 0o222 == 0 for each in known[role].all("COPY"))
 
 

@@ -68,5 +68,4 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _pin(line: str) -> Pin:
-    first = line.partition("--hash")[0].strip()
-    return Pin(Requirement(first), tuple(_HASH.findall(line)))
+    return Pin(Requirement(line.partition("--hash")[0].strip()), tuple(_HASH.findall(line)))
