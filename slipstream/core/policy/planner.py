@@ -136,9 +136,11 @@ class Planner:
         return cost
 
     def _record_draft(self, round_: Round, gain: float) -> None:
-        waited = self._prices.waited(round_.proposing_s)
+        waited, was_open = self._prices.waited(round_.proposing_s), self._use.is_open
         if self._use.answers(waited, is_late=round_.proposal.fallback == LATE):
             self._backoff.record(gain)
+        if self._use.is_open and not was_open:
+            self._ways.opening_s = round_.proposing_s
 
     def _begin(self) -> None:
         """Expect of the draft, and of copies, at first what they cost here."""
@@ -203,7 +205,7 @@ class Planner:
     def _opening_cost(self) -> float:
         """Plain rounds that the draft takes to read the text, as estimated and as measured."""
         read = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
-        return max(read, self._use.opening)
+        return max(read, self._use.opening, self._prices.waited(self._ways.opening_s))
 
     def _fitting_depth(self, nodes: int) -> int:
         widths = self._settings.widths

@@ -76,6 +76,8 @@ class Ways:
     """Way of a proposal outside the draft's engine."""
     asked_s: float = 0.0
     """Way of a round that the router asks for, beyond that of a granted one."""
+    opening_s: float = 0.0
+    """Wait for the first proposal of a session."""
 
 
 @dataclass(frozen=True, slots=True)
