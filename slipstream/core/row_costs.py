@@ -155,7 +155,7 @@ class Prices:
     """Seconds of a proposal outside the draft's engine, if known."""
     _engine_s: float | None = None
     """Seconds of a plain round in the target's engine, if known."""
-    _are_granted: bool = False
+    are_granted: bool = False
     _timed_s: float | None = None
     _sums: tuple[float, ...] = (0.0,) * 5
     """Sums over proposals: number, steps, squared steps, times, times by steps."""
@@ -209,10 +209,10 @@ class Prices:
         way_s = -1.0 if engine_s is None else waited_s - engine_s
         if not 0 <= way_s < math.inf:
             return 0.0
-        if self._are_granted and not is_granted:
+        if self.are_granted and not is_granted:
             return self.waited(max(way_s - (self.target_way_s or 0.0), 0.0))
-        usual_s = self.target_way_s if self._are_granted or not is_granted else None
-        self.target_way_s, self._are_granted = self._usual(usual_s, way_s), is_granted
+        usual_s = self.target_way_s if self.are_granted or not is_granted else None
+        self.target_way_s, self.are_granted = self._usual(usual_s, way_s), is_granted
         return 0.0
 
     def drafted(self, num_steps: int, waited_s: float | None, engine_s: float | None) -> float:

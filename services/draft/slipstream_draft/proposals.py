@@ -21,11 +21,8 @@ Propose = Callable[[draft_pb2.Propose], Awaitable[draft_pb2.Proposed]]
 
 
 class ProposalCalls:
-    """Answers one target at a time, for one request. End it.
-
-    What goes wrong ends the stream, and the target does without: the router's next request for a
-    proposal opens another one.
-    """
+    """Answers one target at a time, for one request. End it. What goes wrong ends the stream, until
+    the router's next request for a proposal opens another one."""
 
     def __init__(self, channels: Channels, propose: Propose) -> None:
         self._channels, self._propose = channels, propose

@@ -198,7 +198,8 @@ class RequestRunner:
         with span.stage("encode", "prompt.encode"):
             model = placed.model
             check_received(asked, record, is_repeatable=model.description.numerics == "invariant")
-            facts = self.fleet.draft_facts(placed, asked.ask.speculation.drafter)
+            drafter, may_grant = asked.ask.speculation.drafter, not asked.ask.stop
+            facts = self.fleet.draft_facts(placed, drafter, may_grant=may_grant)
             encode = partial(_encoded, model, asked)
             request = await turn_request(asked, record, model.facts, facts, encode)
         again = place(excluded=resting())

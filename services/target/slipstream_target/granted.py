@@ -1,9 +1,5 @@
-"""Rounds that a router grants: the target goes on without a request for each of them.
-
-After each verdict the target requests the next proposal itself, of the draft that reads the
-session's keys and values. So a round has one way there and back between the two; the router gets
-the verdicts meanwhile, and grants more rounds.
-"""
+"""Rounds that a router grants: after each verdict the target goes on by itself, plainly or with a
+proposal of the draft that reads the session's keys and values."""
 
 import asyncio
 import time

@@ -46,10 +46,14 @@ class Planner:
         self._drafted = Average(DRAFTED_TOKENS, num_values=3, weight=RequestPace.WEIGHT)
         self._use, self._has_begun = DraftUse(), False
         self._prompt_s = 0.0
+        ways = self._ways = settings.ways
         self._prices = Prices(
-            step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
+            step_cost=settings.step_cost,
+            row_cost=settings.row_cost,
+            step_s=settings.step_s,
+            target_way_s=ways.granted_s,
+            are_granted=ways.granted_s is not None,
         )
-        self._ways = settings.ways
 
     def plan(self, remaining: int, verdict: Verdict) -> Plan:
         """The next round after `verdict`, with `remaining` tokens until the request's limit.
@@ -115,11 +119,12 @@ class Planner:
             self._copies.record(num_tokens / cost)
 
     def _record_way(self, round_: Round) -> float:
-        """Learn the way of a verification; return the plain rounds that it took more than one that
-        is granted."""
+        """Learn the way of a verification; return its plain rounds beyond those of a granted one."""
         verdict = round_.verdict
         is_granted, engine_s = verdict.proposal is not None, _engine_s(verdict.timing)
         asked = self._prices.verified(round_.verifying_s, engine_s, is_granted=is_granted)
+        if is_granted:
+            self._ways.granted_s = self._prices.target_way_s
         if asked:
             self._ways.asked_s = asked * (self._prices.round_s or 0.0)
         return asked
@@ -131,8 +136,7 @@ class Planner:
             return self._prices.waited(round_.proposing_s)
         seconds = round_.proposing_s if self._use.is_open and round_.proposing else None
         cost = self._prices.drafted(depth, seconds, _engine_s(round_.proposal.timing))
-        if round_.verdict.proposal is not None:
-            self._ways.draft_s = self._prices.draft_way_s or 0.0
+        self._ways.draft_s = self._prices.draft_way_s or self._ways.draft_s
         return cost
 
     def _record_draft(self, round_: Round, gain: float) -> None:
@@ -154,7 +158,6 @@ class Planner:
         self._backoff.expect(max(gains[1:]))
         first = SAMPLED_COPIES if settings.is_sampled else Backoff.FIRST_GAIN
         self._copies.expect(first / (1 + asked))
-        # What no request tries is forgotten, little by little, so that one tries it again.
         ways.draft_s, ways.asked_s = FORGET * ways.draft_s, FORGET * ways.asked_s
 
     def _copying(self, limit: int) -> Copying | None:

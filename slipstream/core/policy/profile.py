@@ -72,6 +72,8 @@ class Profile:
 class Ways:
     """Ways between services, in seconds there and back, as former requests of a target saw them."""
 
+    granted_s: float | None = None
+    """Way of a granted round outside the target's engine; None: none was seen."""
     draft_s: float = 0.0
     """Way of a proposal outside the draft's engine."""
     asked_s: float = 0.0

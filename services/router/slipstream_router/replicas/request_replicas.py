@@ -39,9 +39,8 @@ Source = Callable[[], tuple[RemoteTarget, str]]
 class GrantingPorts(LookupDraft):
     """Both ports of a request whose target may go on by itself: plainly, or by asking the draft.
 
-    A run of rounds begins with one that the router asks for, and is granted further rounds while it
-    goes on. It ends where the planner changes between drafting and not, where a round has no
-    proposal, and every so often, so that the router sees to its draft.
+    A run of rounds begins with one that the router asks for. It ends where the planner changes
+    between drafting and not, where a round has no proposal, and after `LONGEST_RUN`.
     """
 
     LONGEST_RUN = 32
