@@ -119,7 +119,7 @@ class Planner:
             self._copies.record(num_tokens / cost)
 
     def _record_way(self, round_: Round) -> float:
-        """Learn the way of a verification; return its plain rounds beyond those of a granted one."""
+        """Learn the way of a verification; return the plain rounds beyond a granted one."""
         verdict = round_.verdict
         is_granted, engine_s = verdict.proposal is not None, _engine_s(verdict.timing)
         asked = self._prices.verified(round_.verifying_s, engine_s, is_granted=is_granted)
