@@ -153,9 +153,10 @@ class Prices:
     """Seconds of a round outside the target's engine, if known."""
     draft_way_s: float | None = None
     """Seconds of a proposal outside the draft's engine, if known."""
+    are_granted: bool = False
+    """True once plain rounds are known to be granted: their way is that of a granted one."""
     _engine_s: float | None = None
     """Seconds of a plain round in the target's engine, if known."""
-    are_granted: bool = False
     _timed_s: float | None = None
     _sums: tuple[float, ...] = (0.0,) * 5
     """Sums over proposals: number, steps, squared steps, times, times by steps."""
@@ -203,8 +204,7 @@ class Prices:
         """Learn that a verification took so long, and the target's engine so long of that, None
         where nothing lies between. What is no time teaches nothing.
 
-        Where rounds are granted, plain ones are, too; return the plain rounds that this one took
-        longer on its way than these.
+        Return the plain rounds that it took longer on its way than those that are granted.
         """
         way_s = -1.0 if engine_s is None else waited_s - engine_s
         if not 0 <= way_s < math.inf:

@@ -193,8 +193,7 @@ class GrantedRounds:
         remaining = session.num_prompt_tokens + session.max_tokens - len(sequence)
         self._plan = _fitting(grant.plan, remaining, self._most_nodes)
         self._is_begun, self._is_requested = True, False
-        if self._has_draft.is_set():
-            self._request(sequence)
+        self._request(sequence)
 
     async def proposal(
         self, grant: target_pb2.GrantRounds, sequence: TokenSequence, *, vocab_size: int

@@ -43,14 +43,14 @@ def verify_from_pb(message: target_pb2.VerifyProposal) -> tuple[Delta, Proposal]
     return delta_from_pb(message.delta), proposal_from_pb(message.proposal)
 
 
-def proposed_from_pb(message: draft_pb2.Proposed, *, serialisation_s: float = 0.0) -> Proposal:
+def proposed_from_pb(message: draft_pb2.Proposed) -> Proposal:
     """Convert a draft's answer, copies and times included; raises what `proposal_from_pb` does."""
     proposal = proposal_from_pb(message.proposal)
     check_count("copies among the nodes", message.num_copied, len(proposal.tree))
     return replace(
         proposal,
         staleness=message.staleness,
-        timing=timing_from_pb(message.timing, serialisation_s=serialisation_s),
+        timing=timing_from_pb(message.timing, serialisation_s=0.0),
         sources=(CopySource.LOOKUP,) * message.num_copied,
     )
 
