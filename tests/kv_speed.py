@@ -57,7 +57,7 @@ async def mb_per_s(channel, feed, form, end_s):
     )
     while time.perf_counter() < end_s:
         request = kv.stream_request(source, feed.credential, form)
-        call = channel.unary_stream(METHOD)(request.SerializeToString())
+        call = channel.stream_stream(METHOD)([request.SerializeToString()])
         count = 0
         while count < NUM_TOKENS:
             frame = kv.frame_from_bytes(await call.read(), source, form)

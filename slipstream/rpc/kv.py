@@ -10,12 +10,12 @@ from google.protobuf.message import DecodeError
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.conversion.convert_common import message_of, paired
 from slipstream.rpc.protocol import PROTOCOL_VERSION
-from slipstream.rpc.v1 import common_pb2, target_pb2
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.rpc.wire import bytes_head, cut_out
 
 MAX_PAYLOAD_BYTES = 1 << 20
 """Bound on a payload. Fewer messages take less time; one holds an event loop for some 0.3 ms."""
-MAX_HEAD_BYTES = 16 << 10
+MAX_HEAD_BYTES = 256 << 10
 """Bound on a message beside its payload."""
 
 Buffer = bytes | memoryview
@@ -94,6 +94,8 @@ class KvFrame:
     start: int
     count: int
     payload: Buffer
+    propose: draft_pb2.Propose | None = None
+    """Request for a proposal behind them."""
 
 
 def keep_freed_memory() -> None:
@@ -107,18 +109,20 @@ def keep_freed_memory() -> None:
 
 
 def stream_request(
-    source: KvStreamSource, credential: str, form: KvFormat, **positions: int
+    source: KvStreamSource, credential: str, form: KvFormat, **said: int
 ) -> target_pb2.StreamKvRequest:
-    """Return the request for a stream; `positions` are its start, skip_from and skip_to."""
-    return message_of(
-        target_pb2.StreamKvRequest,
+    """Return the message that opens a stream; `said` are its start, skip_from and skip_to, and
+    whether its reader proposes."""
+    opening = message_of(
+        target_pb2.OpenKv,
         form,
         protocol_version=PROTOCOL_VERSION,
         session_id=source.session_id,
         incarnation=source.incarnation,
         credential=credential,
-        **positions,
+        **said,
     )
+    return target_pb2.StreamKvRequest(open=opening)
 
 
 def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> bytes:
@@ -136,9 +140,18 @@ def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> by
     return b"".join((before, frame.payload, tail.SerializeToString()))
 
 
+def propose_to_bytes(propose: draft_pb2.Propose) -> bytes:
+    """Return the request for a proposal: a message, or what stands behind that of a slice."""
+    return target_pb2.StreamKvResponse(propose=propose).SerializeToString()
+
+
 def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvFrame:
-    """Return the slice of a message. Raises `InvalidRequest` unless all of it is as agreed on."""
+    """Return the slice of a message, of no positions where it is a request for a proposal alone.
+    Raises `InvalidRequest` unless all of it is as agreed on."""
     message, payload = _parsed(data)
+    propose = message.propose if message.HasField("propose") else None
+    if propose is not None and not message.count:
+        return KvFrame(0, 0, b"", propose)
     _check("session", source.session_id, message.session_id)
     _check("incarnation", source.incarnation, message.incarnation)
     _check("layers", form.layers, tuple(message.layers))
@@ -150,7 +163,7 @@ def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvF
         raise InvalidRequest("a slice of keys and values has 0 positions, but must have 1 or more")
     _check("payload bytes", message.count * form.bytes_per_position, len(payload))
     _check("CRC-32C", _crc32c(payload), message.crc32c)
-    return KvFrame(message.start, message.count, payload)
+    return KvFrame(message.start, message.count, payload, propose)
 
 
 def _crc32c(payload: Buffer) -> int:

@@ -69,14 +69,14 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         serialisation_s = packed_s + clock() - began
         return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
 
-    async def grant(self, plan: Plan, address: str, num_rounds: int) -> None:
+    async def grant(self, plan: Plan, num_rounds: int) -> None:
         """Let the target go on for so many rounds behind those that are due, or behind the next
-        verification. It asks the draft that reads its keys and values, which reach it there, for
-        proposals under this plan, and waits for each for `plan.worth_s`."""
+        verification. It asks the draft that reads its keys and values for proposals under this
+        plan, and waits for each for `plan.worth_s`."""
         self._wait_s = self._options.round_s if plan.worth_s is None else plan.worth_s
         grant = target_pb2.GrantRounds(
             num_rounds=num_rounds,
-            plan=message_of(draft_pb2.Plan, plan, feed=self.feed(address)),
+            plan=message_of(draft_pb2.Plan, plan),
             max_wait_ms=round(1000 * self._wait_s),
         )
         message = target_pb2.VerifyRequest(grant=grant).SerializeToString()

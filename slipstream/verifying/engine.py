@@ -215,5 +215,7 @@ class LocalTarget:
         if request.cache.count // BLOCK_SIZE > request.num_cached // BLOCK_SIZE:
             self.memory.remember(request.cache, request.tokens)
         held.synced.tokens += final
+        for sender in held.kv_senders:
+            sender.look_ahead()
         held.roots = walk.roots if reason is None else ()
         return final, reason

@@ -1,13 +1,13 @@
 """Slices of a session's keys and values for a reader elsewhere, and what the reader has of them.
 
-Everything here but `KvSender.holds` runs on the engine's thread.
+Everything here runs on the engine's thread, unless it says otherwise.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import SessionClosed, SessionOutOfSync
-from slipstream.models.dtypes import Array
+from slipstream.models.dtypes import CPU, Array
 from slipstream.models.kv.cache import KvCache, view_layout
 from slipstream.models.kv.pool import BLOCK_SIZE
 
@@ -50,10 +50,15 @@ class KvSender:
         self._layers = tuple(layers)
         self._skipped = skipped
         self.position = start
+        self.num_ahead = 0
+        """Positions that are taken as soon as they are final, at most: fewer than a job of the
+        engine's thread is worth."""
+        self._ahead: KvSlice | None = None
 
     def truncate(self, count: int) -> None:
         """Go back to position `count`: what was held from there on is replaced."""
-        self._move(min(self.position, count))
+        ahead = self.taken_ahead()
+        self._move(min(self.position if ahead is None else ahead.start, count))
 
     def _move(self, position: int) -> None:
         self.position = self._skipped.stop if position in self._skipped else position
@@ -67,12 +72,32 @@ class KvSender:
         """Let go of the cache: the session is gone."""
         self._cache = None
 
+    @property
+    def is_behind(self) -> bool:
+        """True if there is something to take. Any thread, between two verdicts."""
+        return self._cache is None or self.position < self._cache.count
+
+    def look_ahead(self) -> None:
+        """Take what has become final now, if that is little and needs no copy from a device."""
+        cache = self._cache
+        if cache is None or cache.pool.layout.device != CPU or self._ahead is not None:
+            return
+        if 0 < cache.count - self.position <= self.num_ahead:
+            self._ahead = self.take(self.num_ahead)
+
+    def taken_ahead(self) -> KvSlice | None:
+        """Return what was taken ahead, once. Any thread, between two verdicts."""
+        ahead, self._ahead = self._ahead, None
+        return ahead
+
     def take(self, max_positions: int) -> KvSlice | None:
         """Return what comes next, up to so many positions; None when there is nothing new.
 
         Raises `SessionClosed` once the session is gone.
         """
-        cache = self._cache
+        cache, ahead = self._cache, self.taken_ahead()
+        if ahead is not None:
+            return ahead
         if cache is None:
             raise SessionClosed("the session whose keys and values were read is gone")
         count = min(cache.count - self.position, max_positions)

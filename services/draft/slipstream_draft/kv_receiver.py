@@ -1,11 +1,12 @@
-"""Receiver of one session's keys and values: a stream of its target, checked, into a mirror.
+"""Receiver of one session's keys and values: a stream of its target, checked, into a mirror. On it
+the target also requests the proposals of granted rounds.
 
 All on the event loop but `mirror.view`.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,13 +14,13 @@ from typing import Any
 import grpc.aio
 
 from slipstream.core import errors
-from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
+from slipstream.core.errors import InvalidRequest, NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.scorer import NUM_SINKS
 from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes, stream_request
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
-from slipstream.rpc.v1 import target_pb2
+from slipstream.rpc.v1 import draft_pb2, target_pb2
 from slipstream_draft.kv_sources import Channels
 
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
@@ -33,7 +34,11 @@ _TRANSIENT = (
     errors.InternalError,
     errors.CapacityError,
 )
+_REQUEST = target_pb2.StreamKvRequest
 _LOG = logging.getLogger("slipstream.draft")
+
+Propose = Callable[[draft_pb2.Propose], Awaitable[draft_pb2.Proposed]]
+"""Answers a target's request for a proposal, or raises a `SlipstreamError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class KvReceiver:
         self._reader: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._is_pausing = False
+        self._propose: Propose | None = None
+        self._answer: asyncio.Task[None] | None = None
         self.mirror = new_mirror(0)
         self.num_received_bytes = 0
 
@@ -75,8 +82,11 @@ class KvReceiver:
         """True while a reader runs, or is about to try again."""
         return self._reader is not None and not self._reader.done()
 
-    def follow(self, source: KvAddress, *, num_same: int, skipped: range) -> bool:
-        """Read from there, unless that has ended already; return whether a reader starts.
+    def follow(
+        self, source: KvAddress, propose: Propose | None, *, num_same: int, skipped: range
+    ) -> bool:
+        """Read from there, unless that has ended already; return whether a reader starts. It
+        answers the requests of the target, if it can `propose`.
 
         The same session of the same process goes on where the mirror ends. While it is not read,
         replaced tokens are not known, so only what belongs to the `num_same` leading tokens stays.
@@ -84,6 +94,7 @@ class KvReceiver:
         begins.
         """
         self.mirror.truncate(num_same)
+        self._propose = propose
         if source == self.source:
             return False
         before = self.cancel()
@@ -165,32 +176,59 @@ class KvReceiver:
     async def _stream(self, source: KvAddress) -> None:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
-        async with (
-            self._channels.to(source.address) as channel,
-            aclosing(_messages(channel, self._request(source))) as messages,
-        ):
+        async with self._channels.to(source.address) as channel:
+            method: Any = channel.stream_stream(f"/{STREAM_KV}", _REQUEST.SerializeToString)
+            call = method()
+            try:
+                await _write(call, self._request(source))
+                await self._take_all(call, source)
+            finally:
+                call.cancel()
+                if self._answer is not None:
+                    self._answer.cancel()
+
+    async def _take_all(self, call: Any, source: KvAddress) -> None:
+        async with aclosing(_messages(call)) as messages:
             async for message in messages:
-                self._take(message, source)
+                self._take(message, source, call)
 
     def _request(self, source: KvAddress) -> target_pb2.StreamKvRequest:
         start, gap = self.mirror.count, self.mirror.gap
         positions = {"start": start, "skip_from": gap.start, "skip_to": gap.stop}
-        return stream_request(source, source.credential, self.form, **positions)
+        proposes = self._propose is not None
+        return stream_request(source, source.credential, self.form, proposes=proposes, **positions)
 
-    def _take(self, message: bytes, source: KvStreamSource) -> None:
+    def _take(self, message: bytes, source: KvStreamSource, call: Any) -> None:
         frame = frame_from_bytes(message, source, self.form)
-        self.mirror.truncate(frame.start)  # gone in the target, whatever the slice is worth
-        self.mirror.write(frame.start, unpack(frame, self.form))
-        self.num_received_bytes += len(frame.payload)
-        self._changed.set()
+        if frame.count:
+            self.mirror.truncate(frame.start)  # gone in the target, whatever the slice is worth
+            self.mirror.write(frame.start, unpack(frame, self.form))
+            self.num_received_bytes += len(frame.payload)
+            self._changed.set()
+        if frame.propose is not None:
+            if self._answer is not None and not self._answer.done():
+                raise InvalidRequest("a proposal was requested before the one before it came")
+            answering = self._answered(frame.propose, call)
+            self._answer = asyncio.get_running_loop().create_task(answering)
+
+    async def _answered(self, message: draft_pb2.Propose, call: Any) -> None:
+        proposed = draft_pb2.Proposed()
+        try:
+            if self._propose is not None:
+                proposed = await self._propose(message)
+        except SlipstreamError as error:
+            _LOG.info("a granted round goes without a proposal: %s", error)
+        await _write(call, _REQUEST(proposed=proposed))
 
 
-async def _messages(
-    channel: grpc.aio.Channel, request: target_pb2.StreamKvRequest
-) -> AsyncGenerator[bytes, None]:
+async def _write(call: Any, message: target_pb2.StreamKvRequest) -> None:
+    """Write to a stream. One that has ended says why where it is read."""
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(message)
+
+
+async def _messages(call: Any) -> AsyncGenerator[bytes, None]:
     """Yield the messages of a stream, not parsed; the next one comes in while one is used."""
-    method: Any = channel.unary_stream(f"/{STREAM_KV}")
-    call = method(request.SerializeToString())
     upcoming = asyncio.ensure_future(call.read())
     try:
         while (message := await upcoming) is not grpc.aio.EOF:
@@ -199,7 +237,6 @@ async def _messages(
             yield message
     finally:
         upcoming.cancel()
-        call.cancel()
 
 
 def _names(source: KvAddress) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, keep_freed_memory
 from slipstream.rpc.tensors import element_type
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.kv_receiver import KvAddress, KvReceiver
+from slipstream_draft.kv_receiver import KvAddress, KvReceiver, Propose
 from slipstream_draft.kv_sources import Channels, KvSources
 
 
@@ -43,6 +43,8 @@ class KvReceivers:
         self._receivers: dict[str, KvReceiver] = {}
         self._readers: set[asyncio.Task[None]] = set()
         self._num_bytes_before = 0
+        self.proposers: dict[str, Propose] = {}
+        """What answers the targets of sessions that are read, by session: set it first."""
         self.budget = ByteBudget(make_room=self._make_room)
         """Budget of all mirrors: those of parked sessions give way."""
 
@@ -95,7 +97,8 @@ class KvReceivers:
             self.close(session.session_id)
             receiver = self._receivers[session.session_id] = self._receiver(form)
         receiver.mirror.limit = session.num_prompt_tokens + session.max_tokens
-        if not receiver.follow(source, num_same=num_same(), skipped=skipped):
+        propose = self.proposers.get(session.session_id)
+        if not receiver.follow(source, propose, num_same=num_same(), skipped=skipped):
             return False
         with suppress(NoRoom):  # the reader raises it again, and tries again
             receiver.mirror.reserve(len(sequence))
@@ -111,6 +114,7 @@ class KvReceivers:
 
     def park(self, session_id: str) -> None:
         """Stop reading between two turns; what was read stays."""
+        self.proposers.pop(session_id, None)
         receiver = self._receivers.pop(session_id, None)
         if receiver is not None:
             self._receivers[session_id] = receiver  # the last one to give way

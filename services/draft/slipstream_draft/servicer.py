@@ -36,9 +36,7 @@ from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import DraftTelemetry, target_expectations
-from slipstream_draft.kv_receiver import KvAddress
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
-from slipstream_draft.proposals import ProposalCalls
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 
@@ -59,8 +57,6 @@ class SpeculateStream:
     """Format of the keys and values that it reads, if any."""
     ngrams: NgramDraft = field(default_factory=NgramDraft)
     """Copies of its text, for granted rounds."""
-    calls: ProposalCalls | None = None
-    """Requests of its target for the proposals of granted rounds."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a proposal is made: router and target may ask at once."""
 
@@ -116,8 +112,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 if message.HasField("park"):
                     return
         finally:
-            if stream.calls is not None:
-                stream.calls.end()
             await self._leases.close(stream.lease)
 
     async def DescribeDraft(
@@ -181,8 +175,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             self._drafter.draft.begin(session, store)
         stream = SpeculateStream(TokenSequence(session), lease, vocab_size, form)
         if form is not None and session.verification is Verification.EXACT:
-            propose = partial(self._propose, stream=stream, reply=None)
-            stream.calls = ProposalCalls(self._receivers.channels, propose)
+            propose = partial(self._propose, stream=stream, reply=None, is_granted=True)
+            self._receivers.proposers[session.session_id] = propose
         return stream
 
     async def _answer(
@@ -200,21 +194,27 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
 
     async def _propose(
-        self, message: draft_pb2.Propose, stream: SpeculateStream, reply: Reply | None
+        self,
+        message: draft_pb2.Propose,
+        stream: SpeculateStream,
+        reply: Reply | None,
+        *,
+        is_granted: bool = False,
     ) -> draft_pb2.Proposed:
+        """Return a proposal. The request of a granted round comes behind its keys and values."""
         arrived = _clock()
         async with stream.turn:
             delta, plan = convert.delta_from_pb(message.delta), value_from_pb(Plan, message.plan)
             check_delta(delta, stream.sequence.session, stream.vocab_size)
             stream.sequence = delta.applied(stream.sequence)
             check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)
-            began = _clock()
-            ready = self._catch_up.ready(stream.sequence, stream.form, message.plan)
-            has_waited, asked = await ready, _clock()
+            began, has_waited = _clock(), False
+            if not is_granted:
+                ready = self._catch_up.ready(stream.sequence, stream.form, message.plan)
+                has_waited = await ready
+            asked = _clock()
             if has_waited and reply is not None:
                 reply.part("kv.wait", began, asked)
-            if stream.calls is not None:
-                stream.calls.follow(value_from_pb(KvAddress, message.plan.feed))
             proposal, done = await self._proposal(stream, plan)
         self._num_rounds += 1
         self._telemetry.record_proposal(reply, done, asked_s=asked, kv_wait_s=asked - began)
@@ -260,6 +260,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def _release(self, session_id: str) -> None:
         # Before anything that waits: the receiver of a successor must stay.
+        self._receivers.proposers.pop(session_id, None)
         reader = self._receivers.close(session_id)
         if self._batched is None:
             await self._thread.run(lambda: finished(self._drafter.draft.release(session_id)))

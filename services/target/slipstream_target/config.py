@@ -119,7 +119,7 @@ class TargetConfig:
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""
-        names, methods = self.tls_draft_names, ("StreamKv", "StreamProposals")
+        names, methods = self.tls_draft_names, ("StreamKv",)
         return self.replica.server_options(
             self.listen, self.tls, self.sessions.max_sessions, **dict.fromkeys(methods, names)
         )

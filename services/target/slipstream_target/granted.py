@@ -4,7 +4,8 @@ proposal of the draft that reads the session's keys and values."""
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError, Unavailable
@@ -79,13 +80,17 @@ class Inbox:
 
 
 class ProposalStream:
-    """A draft that proposes for the granted rounds of one session, on request."""
+    """A reader of keys and values that proposes for the granted rounds of its session, on
+    request."""
 
-    def __init__(self) -> None:
-        self._requests: asyncio.Queue[draft_pb2.Propose | None] = asyncio.Queue()
+    def __init__(self, on_request: Callable[[], None]) -> None:
+        """`on_request` is called when there is a request to be sent, or an error to be raised."""
+        self._on_request = on_request
+        self._unsent: draft_pb2.Propose | None = None
         self._due: asyncio.Future[draft_pb2.Proposed | None] | None = None
         self._num_told = 0
         self._is_closed = False
+        self._error: InvalidRequest | None = None
 
     @property
     def is_due(self) -> bool:
@@ -101,7 +106,13 @@ class ProposalStream:
         if self._is_closed:
             self._due.set_result(None)
         message = message_of(common_pb2.Delta, delta)
-        self._requests.put_nowait(draft_pb2.Propose(delta=message, plan=plan))
+        self._unsent = draft_pb2.Propose(delta=message, plan=plan)
+        self._on_request()
+
+    def requested(self) -> draft_pb2.Propose | None:
+        """Return what is to be sent, once."""
+        unsent, self._unsent = self._unsent, None
+        return unsent
 
     async def proposed(self) -> draft_pb2.Proposed:
         """Wait for what was requested; what comes later is dropped. Raises `Unavailable` where the
@@ -111,38 +122,35 @@ class ProposalStream:
             raise Unavailable("the draft has no proposal")
         return proposed
 
-    async def serve(
-        self, messages: AsyncIterator[target_pb2.StreamProposalsRequest]
-    ) -> AsyncGenerator[target_pb2.StreamProposalsResponse, None]:
-        """Yield requests as they are made, until it is closed or the draft leaves.
+    def check(self) -> None:
+        """Raise `InvalidRequest` if a proposal came that was not requested."""
+        if self._error is not None:
+            raise self._error
 
-        Raises `InvalidRequest` for a proposal that was not requested.
-        """
+    @asynccontextmanager
+    async def reading(
+        self, messages: AsyncIterator[target_pb2.StreamKvRequest]
+    ) -> AsyncIterator[None]:
+        """Read proposals meanwhile."""
         reader = asyncio.get_running_loop().create_task(self._read(messages))
         try:
-            while (propose := await self._requests.get()) is not None:
-                yield target_pb2.StreamProposalsResponse(propose=propose)
-            if reader.done():
-                reader.result()
+            yield
         finally:
             reader.cancel()
-            self.close()
 
     def close(self) -> None:
-        """End the stream. Again is fine."""
+        """Have it propose no more. Again is fine."""
         self._is_closed = True
-        self._requests.put_nowait(None)
         if self._due is not None and not self._due.done():
             self._due.set_result(None)
 
-    async def _read(self, messages: AsyncIterator[target_pb2.StreamProposalsRequest]) -> None:
-        try:
-            async for message in messages:
-                if not message.HasField("proposed") or self._due is None or self._due.done():
-                    raise InvalidRequest("a proposal was sent that was not requested")
-                self._due.set_result(message.proposed)
-        finally:
-            self.close()
+    async def _read(self, messages: AsyncIterator[target_pb2.StreamKvRequest]) -> None:
+        async for message in messages:
+            if not message.HasField("proposed") or self._due is None or self._due.done():
+                self._error = InvalidRequest("a proposal was sent that was not requested")
+                self._on_request()
+                return
+            self._due.set_result(message.proposed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Open `Verify` streams, and the streams of their keys and values to drafts.
+"""The streams of keys and values to drafts, and what granted rounds ask of these.
 
 A slice is found on the engine's thread, one at a time for all streams together, and at most one
 ahead of what its reader takes: whatever became final meanwhile goes out as one. It is copied and
@@ -7,22 +7,16 @@ waits for none.
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream.core.errors import (
-    CapacityError,
     InvalidRequest,
     PermissionDenied,
     SessionClosed,
     SessionNotFound,
     SessionOutOfSync,
-    Unavailable,
 )
-from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Session
 from slipstream.engine.thread import EngineThread
 from slipstream.models.kv.cache import view_layout
 from slipstream.rpc.kv import (
@@ -33,20 +27,17 @@ from slipstream.rpc.kv import (
     KvStreamSource,
     frame_to_bytes,
     keep_freed_memory,
+    propose_to_bytes,
 )
-from slipstream.rpc.leases import Lease
+from slipstream.rpc.leases import kind_of
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
+from slipstream.telemetry.logs import bind
 from slipstream.verifying.engine import LocalTarget
-from slipstream.verifying.grammar_constraint import CompiledGrammar
 from slipstream.verifying.kv_sender import KvSender, KvSlice
-from slipstream_target.granted import GrantedRounds
+from slipstream_target.verify_stream import KvReader, VerifyStream
 
-MAX_READERS = 4
-"""Readers of one session: a draft, and what it left behind when it lost its connection."""
-LINGER_S = 5.0
-"""Longest time for a reader to take what it was sent, once the stream has ended."""
 SLICE_BYTES = 4 << 20
 """Size of a slice. Beside a busy engine one goes out per round, so this bounds the speed. What a
 device holds, or pages that are no neighbours, is copied while a verification waits: for less than a
@@ -60,74 +51,6 @@ _Message = tuple[int, bytes]
 OnSent = Callable[[int], None]
 """Called with the bytes of every snapshot once it is out: all that there was for a reader at a
 time, sent in slices."""
-
-
-@dataclass(eq=False, slots=True)
-class KvReader:
-    """A reader of a session's keys and values. `news` is set when there may be more."""
-
-    news: asyncio.Event
-    timeout: asyncio.Timeout
-
-
-class VerifyStream:
-    """A running request: its sequence, which a stream keeps by the deltas that it gets."""
-
-    def __init__(self, lease: Lease, session: Session, *, linger_s: float = LINGER_S) -> None:
-        self.lease = lease
-        self.sequence = TokenSequence(session)
-        self.credential = secrets.token_urlsafe(24)
-        self.has_begun = False
-        """True once a verification of the request was answered."""
-        self.grammar: CompiledGrammar | None = None
-        """Grammar of its output; held, so that it need not be compiled again."""
-        self.max_queue_s: float | None = None
-        """Longest time for a round of it to wait for memory; None for no limit."""
-        self.is_ended = False
-        """True if the request has ended, or another one has taken the session over."""
-        self.granted = GrantedRounds()
-        self._linger_s = linger_s
-        self._readers: set[KvReader] = set()
-
-    def admits(self, credential: str) -> bool:
-        """Return whether this is the secret; takes the same time whatever is wrong with it."""
-        return secrets.compare_digest(credential.encode(), self.credential.encode())
-
-    def notify(self) -> None:
-        """Let readers look for more."""
-        for reader in self._readers:
-            reader.news.set()
-
-    def end(self) -> None:
-        """End the readers' streams too. A reader that does not take what it was sent is dropped.
-        Again is fine."""
-        if self.is_ended:
-            return
-        self.is_ended = True
-        self.granted.propose_by(None)
-        self.notify()
-        until = asyncio.get_running_loop().time() + self._linger_s
-        for reader in self._readers:
-            reader.timeout.reschedule(until)
-
-    @asynccontextmanager
-    async def reader(self) -> AsyncIterator[KvReader]:
-        """Add a reader meanwhile. Raises `CapacityError` when there are too many."""
-        if len(self._readers) >= MAX_READERS:
-            raise CapacityError(
-                f"the keys and values of session {self.lease.session_id} have"
-                f" {MAX_READERS} readers, the limit"
-            )
-        try:
-            async with asyncio.timeout(None) as timeout:
-                reader = KvReader(asyncio.Event(), timeout)
-                self._readers.add(reader)
-                try:
-                    yield reader
-                finally:
-                    self._readers.discard(reader)
-        except TimeoutError:
-            raise Unavailable("the reader did not take what it was sent") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,32 +85,28 @@ class KvStreams:
         """Bytes of payload sent since the start."""
 
     async def serve(
-        self, request: target_pb2.StreamKvRequest, write: Write, on_sent: OnSent
+        self, messages: AsyncIterator[target_pb2.StreamKvRequest], write: Write, on_sent: OnSent
     ) -> None:
-        """Send what there is, then what comes, until the session ends.
+        """Send what there is, then what comes, until the session ends; a reader may answer with
+        proposals.
 
         Raises `HandshakeError` for another process, `SessionNotFound`, `PermissionDenied` for a
         wrong credential, what `view_layout` does for layers, `SessionOutOfSync` for a start above
-        what is held.
+        what is held, `InvalidRequest` for a proposal that was not requested.
         """
-        if request.start in range(request.skip_from, request.skip_to):
-            raise InvalidRequest(
-                f"start is {request.start}, but positions {request.skip_from} to"
-                f" {request.skip_to - 1} are not read"
-            )
-        session = self.admit(request)
+        opening = await anext(messages, None)
+        if opening is None:
+            return
+        kind_of(opening, ("open",), "a stream of keys and values names its session first")
+        request = opening.open
+        bind(session_id=request.session_id)
+        session, form = self._admitted(request), self._form(request)
         source = KvStreamSource(request.session_id, self._incarnation)
-        layout = view_layout(self._target.layout, request.layers)
-        form = KvFormat(
-            tuple(request.layers),
-            layout.num_kv_heads,
-            layout.head_dim,
-            dtype_of(layout.dtype),
-            ENCODING.from_pb(request.encoding) or KvEncoding.RAW,
-        )
         self.num_open += 1
         try:
-            async with session.reader() as reader:
+            async with session.reader() as reader, reader.proposals.reading(messages):
+                if request.proposes:
+                    session.granted.propose_by(reader.proposals)
                 stream = _KvStream(source, form, session, reader, write, on_sent)
                 skipped = range(request.skip_from, request.skip_to) or range(0)
                 sender = await self._sender(stream, request.start, skipped)
@@ -196,9 +115,8 @@ class KvStreams:
         finally:
             self.num_open -= 1
 
-    def admit(self, request: target_pb2.StreamKvRequest | target_pb2.OpenProposals) -> VerifyStream:
-        """Return the running request that a draft names. Raises `HandshakeError` for another
-        process, `SessionNotFound`, `PermissionDenied` for a wrong credential."""
+    def _admitted(self, request: target_pb2.OpenKv) -> VerifyStream:
+        """Return the running request whose keys and values a draft may read."""
         expected: list[Expectation] = [
             ("protocol_version", PROTOCOL_VERSION, request.protocol_version),
             ("incarnation", self._incarnation, request.incarnation),
@@ -210,6 +128,21 @@ class KvStreams:
         if not session.admits(request.credential):
             raise PermissionDenied(f"the credential is not that of session {request.session_id}")
         return session
+
+    def _form(self, request: target_pb2.OpenKv) -> KvFormat:
+        if request.start in range(request.skip_from, request.skip_to):
+            raise InvalidRequest(
+                f"start is {request.start}, but positions {request.skip_from} to"
+                f" {request.skip_to - 1} are not read"
+            )
+        layout = view_layout(self._target.layout, request.layers)
+        return KvFormat(
+            tuple(request.layers),
+            layout.num_kv_heads,
+            layout.head_dim,
+            dtype_of(layout.dtype),
+            ENCODING.from_pb(request.encoding) or KvEncoding.RAW,
+        )
 
     async def _sender(self, stream: _KvStream, start: int, skipped: range) -> KvSender | None:
         """Return a sender of the session's cache once that is there; None if it ends before."""
@@ -227,12 +160,14 @@ class KvStreams:
                         f"keys and values from position {start} on were asked for, but none are"
                         " held yet"
                     ) from None
+                stream.reader.proposals.check()
                 await news.wait()
             else:
                 return done.value
         return None
 
     async def _send(self, stream: _KvStream, sender: KvSender) -> None:
+        sender.num_ahead = SHORT_BYTES // stream.form.bytes_per_position
         while not stream.session.is_ended:
             stream.reader.news.clear()
             try:
@@ -242,18 +177,15 @@ class KvStreams:
             if num_bytes:
                 stream.on_sent(num_bytes)
             else:
+                stream.reader.proposals.check()
                 await stream.reader.news.wait()
 
     async def _send_snapshot(self, stream: _KvStream, sender: KvSender) -> int:
-        """Send slices until one takes all that is left; return the bytes of them."""
+        """Send slices until one takes all that is left, with what is requested of the draft; return
+        the bytes of them."""
         messages = await self._next(stream, sender)
-        count = 0
-        while messages:
-            count += sum(num_positions for num_positions, _ in messages)
-            is_last = len(messages) < _slice_frames(stream.form) or stream.session.is_ended
-            if is_last:
-                await self._write(stream, messages)
-                break
+        count = sum(num_positions for num_positions, _ in messages)
+        while len(messages) == _slice_frames(stream.form) and not stream.session.is_ended:
             # The next slice is made while this one is sent.
             written, following = await asyncio.gather(
                 self._write(stream, messages), self._next(stream, sender), return_exceptions=True
@@ -263,6 +195,12 @@ class KvStreams:
             if isinstance(following, BaseException):
                 raise following
             messages = following
+            count += sum(num_positions for num_positions, _ in messages)
+        propose = stream.reader.proposals.requested()
+        if propose is not None:
+            num_positions, data = messages.pop() if messages else (0, b"")
+            messages.append((num_positions, data + propose_to_bytes(propose)))
+        await self._write(stream, messages)
         return count * stream.form.bytes_per_position
 
     async def _write(self, stream: _KvStream, messages: list[_Message]) -> None:
@@ -280,8 +218,14 @@ class KvStreams:
         def make() -> list[_Message]:
             return [(piece.count, _packed(piece, stream)) for piece in pieces]
 
-        async with self._lock:
-            pieces = (await self._thread.run(take)).value
+        ahead = sender.taken_ahead()
+        if ahead is not None:
+            pieces = [ahead]
+        elif sender.is_behind:
+            async with self._lock:
+                pieces = (await self._thread.run(take)).value
+        else:
+            return []
         is_short = sum(layer.nbytes for piece in pieces for layer in piece.layers) <= SHORT_BYTES
         messages = make() if is_short else await asyncio.to_thread(make)
         if all(map(sender.holds, pieces)):

@@ -4,6 +4,7 @@ A `Verify` stream is a lease on its session: when it ends, for whatever reason, 
 what it held, unless the session was parked.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -32,8 +33,9 @@ from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.spans import Replies, Reply
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
-from slipstream_target.granted import Inbox, ProposalStream
-from slipstream_target.kv_streams import KvStreams, VerifyStream
+from slipstream_target.granted import Inbox
+from slipstream_target.kv_streams import KvStreams
+from slipstream_target.verify_stream import VerifyStream
 
 SERVICE = "slipstream.rpc.v1.TargetService"
 MAX_ID_LENGTH = 256
@@ -100,30 +102,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     async def StreamKv(  # type: ignore[override]  # a coroutine that writes, rather than yields
         self,
-        request: target_pb2.StreamKvRequest,
+        request_iterator: AsyncIterator[target_pb2.StreamKvRequest],
         context: grpc.aio.ServicerContext[target_pb2.StreamKvRequest, bytes],
     ) -> None:
-        bind(session_id=request.session_id)
         try:
-            await self._kv.serve(request, context.write, self._record_sent)
+            await self._kv.serve(request_iterator, context.write, self._record_sent)
         except SessionOutOfSync as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except Cancelled as error:
-            _LOG.debug("a reader of session %s has left: %s", request.session_id, error)
-
-    async def StreamProposals(
-        self, request_iterator: AsyncIterator[target_pb2.StreamProposalsRequest], context: Context
-    ) -> AsyncIterator[target_pb2.StreamProposalsResponse]:
-        opening = await anext(request_iterator, None)
-        if opening is None:
-            return
-        kind_of(opening, ("open",), "a stream of proposals names its session first")
-        bind(session_id=opening.open.session_id)
-        stream, proposals = self._kv.admit(opening.open), ProposalStream()
-        stream.granted.propose_by(proposals)
-        async with aclosing(proposals.serve(request_iterator)) as requests:
-            async for request in requests:
-                yield request
+            _LOG.debug("a reader of keys and values has left: %s", error)
 
     async def DescribeTarget(
         self, request: target_pb2.DescribeTargetRequest, context: Context
@@ -193,7 +180,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 inbox.is_granting = not (answer.verdict.finish_reason or answer.verdict.fallback)
                 if answer.HasField("verdict") and (grant := inbox.granted()) is not None:
                     stream.granted.request(grant, stream.sequence)
-                    stream.notify()
+                    await asyncio.sleep(0)  # the request goes out first
                 yield answer
             stream.notify()  # once it is on its way: nothing waits for the readers
 
@@ -292,7 +279,7 @@ def register(servicer: TargetServicer) -> Register:
 
     def add(server: Any) -> None:
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
-        stream_kv: Any = grpc.unary_stream_rpc_method_handler(
+        stream_kv: Any = grpc.stream_stream_rpc_method_handler(
             servicer.StreamKv, request_deserializer=target_pb2.StreamKvRequest.FromString
         )  # writes bytes: a message of keys and values would be copied twice more
         server.add_registered_method_handlers(SERVICE, {"StreamKv": stream_kv})

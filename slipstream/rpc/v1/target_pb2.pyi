@@ -395,7 +395,39 @@ Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
 class StreamKvRequest(_message.Message):
-    """Request for a session's keys and values."""
+    """One message of a reader of keys and values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___OpenKv:
+        """First message: the session, and what is read of it."""
+
+    @_builtins.property
+    def proposed(self) -> _draft_pb2.Proposed:
+        """The proposal that was requested; empty: the draft has none."""
+
+    def __init__(
+        self,
+        *,
+        open: Global___OpenKv | None = ...,
+        proposed: _draft_pb2.Proposed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "proposed", b"proposed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "proposed", b"proposed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "proposed"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___StreamKvRequest: _TypeAlias = StreamKvRequest  # noqa: Y015
+
+@_typing.final
+class OpenKv(_message.Message):
+    """Opens a stream of a session's keys and values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -409,6 +441,7 @@ class StreamKvRequest(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     SKIP_FROM_FIELD_NUMBER: _builtins.int
     SKIP_TO_FIELD_NUMBER: _builtins.int
+    PROPOSES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Protocol version of the reader."""
     session_id: _builtins.str
@@ -425,6 +458,8 @@ class StreamKvRequest(_message.Message):
     """First of the positions that are not read; `start` is none of them."""
     skip_to: _builtins.int
     """First position behind them; equal to `skip_from`: all are read."""
+    proposes: _builtins.bool
+    """Whether the reader proposes for granted rounds."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Layers in the requested order; each once. Number num_layers + l is the hidden state that layer l
@@ -448,104 +483,15 @@ class StreamKvRequest(_message.Message):
         trace: _common_pb2.TraceContext | None = ...,
         skip_from: _builtins.int = ...,
         skip_to: _builtins.int = ...,
+        proposes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "encoding", b"encoding", "incarnation", b"incarnation", "layers", b"layers", "protocol_version", b"protocol_version", "session_id", b"session_id", "skip_from", b"skip_from", "skip_to", b"skip_to", "start", b"start", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "encoding", b"encoding", "incarnation", b"incarnation", "layers", b"layers", "proposes", b"proposes", "protocol_version", b"protocol_version", "session_id", b"session_id", "skip_from", b"skip_from", "skip_to", b"skip_to", "start", b"start", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StreamKvRequest: _TypeAlias = StreamKvRequest  # noqa: Y015
-
-@_typing.final
-class StreamProposalsRequest(_message.Message):
-    """One message of a draft that proposes for granted rounds."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OPEN_FIELD_NUMBER: _builtins.int
-    PROPOSED_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def open(self) -> Global___OpenProposals:
-        """First message: the session."""
-
-    @_builtins.property
-    def proposed(self) -> _draft_pb2.Proposed:
-        """The proposal that was requested; empty: the draft has none."""
-
-    def __init__(
-        self,
-        *,
-        open: Global___OpenProposals | None = ...,
-        proposed: _draft_pb2.Proposed | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "proposed", b"proposed"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "proposed", b"proposed"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "proposed"]  # noqa: Y015
-    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
-
-Global___StreamProposalsRequest: _TypeAlias = StreamProposalsRequest  # noqa: Y015
-
-@_typing.final
-class OpenProposals(_message.Message):
-    """Opens a stream of proposals."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    CREDENTIAL_FIELD_NUMBER: _builtins.int
-    protocol_version: _builtins.int
-    """Protocol version of the draft."""
-    session_id: _builtins.str
-    """The session."""
-    incarnation: _builtins.str
-    """Incarnation of the process that runs it."""
-    credential: _builtins.str
-    """Credential of the session."""
-    def __init__(
-        self,
-        *,
-        protocol_version: _builtins.int = ...,
-        session_id: _builtins.str = ...,
-        incarnation: _builtins.str = ...,
-        credential: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation", "protocol_version", b"protocol_version", "session_id", b"session_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___OpenProposals: _TypeAlias = OpenProposals  # noqa: Y015
-
-@_typing.final
-class StreamProposalsResponse(_message.Message):
-    """Request for a proposal for the next granted round."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PROPOSE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def propose(self) -> _draft_pb2.Propose:
-        """Tokens since the last request of the stream, and the plan."""
-
-    def __init__(
-        self,
-        *,
-        propose: _draft_pb2.Propose | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StreamProposalsResponse: _TypeAlias = StreamProposalsResponse  # noqa: Y015
+Global___OpenKv: _TypeAlias = OpenKv  # noqa: Y015
 
 @_typing.final
 class StreamKvResponse(_message.Message):
@@ -564,6 +510,7 @@ class StreamKvResponse(_message.Message):
     ENCODING_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    PROPOSE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     incarnation: _builtins.str
@@ -590,6 +537,12 @@ class StreamKvResponse(_message.Message):
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The layers, in the order of the request."""
 
+    @_builtins.property
+    def propose(self) -> _draft_pb2.Propose:
+        """Request for a proposal for the next granted round: tokens since the last request of the stream,
+        and the plan, which names no feed. With it a slice may have no positions.
+        """
+
     def __init__(
         self,
         *,
@@ -604,10 +557,11 @@ class StreamKvResponse(_message.Message):
         encoding: Global___KvEncoding.ValueType = ...,
         payload: _builtins.bytes = ...,
         crc32c: _builtins.int = ...,
+        propose: _draft_pb2.Propose | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["propose", b"propose"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "crc32c", b"crc32c", "dtype", b"dtype", "encoding", b"encoding", "head_dim", b"head_dim", "incarnation", b"incarnation", "layers", b"layers", "num_kv_heads", b"num_kv_heads", "payload", b"payload", "session_id", b"session_id", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "crc32c", b"crc32c", "dtype", b"dtype", "encoding", b"encoding", "head_dim", b"head_dim", "incarnation", b"incarnation", "layers", b"layers", "num_kv_heads", b"num_kv_heads", "payload", b"payload", "propose", b"propose", "session_id", b"session_id", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

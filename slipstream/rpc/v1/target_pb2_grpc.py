@@ -40,15 +40,10 @@ class TargetServiceStub(object):
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.VerifyResponse.FromString,
                 _registered_method=True)
-        self.StreamKv = channel.unary_stream(
+        self.StreamKv = channel.stream_stream(
                 '/slipstream.rpc.v1.TargetService/StreamKv',
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvResponse.FromString,
-                _registered_method=True)
-        self.StreamProposals = channel.stream_stream(
-                '/slipstream.rpc.v1.TargetService/StreamProposals',
-                request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsRequest.SerializeToString,
-                response_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsResponse.FromString,
                 _registered_method=True)
         self.DescribeTarget = channel.unary_unary(
                 '/slipstream.rpc.v1.TargetService/DescribeTarget',
@@ -77,22 +72,14 @@ class TargetServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def StreamKv(self, request, context):
+    def StreamKv(self, request_iterator, context):
         """Keys and values of a session's final tokens: all from a position on, then more as they become
-        final. A snapshot replaces those that the reader holds from its start on.
+        final. A snapshot replaces those that the reader holds from its start on. The first message opens
+        the stream; each later one is a proposal for a granted round, which a slice requested. The newest
+        reader that proposes is the one that is requested.
         Ends with the session's stream (OK). Codes: NOT_FOUND for no such session, FAILED_PRECONDITION
         for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
-        layers, OUT_OF_RANGE for a start above the tokens held.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def StreamProposals(self, request_iterator, context):
-        """Proposals for granted rounds of a session: the first message opens the stream, each answer
-        requests a proposal, and each later message has it. A new stream of a session takes the place of
-        the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
-        INVALID_ARGUMENT for a proposal that was not requested.
+        layers and for a proposal that was not requested, OUT_OF_RANGE for a start above the tokens held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,15 +107,10 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.VerifyRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.VerifyResponse.SerializeToString,
             ),
-            'StreamKv': grpc.unary_stream_rpc_method_handler(
+            'StreamKv': grpc.stream_stream_rpc_method_handler(
                     servicer.StreamKv,
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvResponse.SerializeToString,
-            ),
-            'StreamProposals': grpc.stream_stream_rpc_method_handler(
-                    servicer.StreamProposals,
-                    request_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsRequest.FromString,
-                    response_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsResponse.SerializeToString,
             ),
             'DescribeTarget': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeTarget,
@@ -180,34 +162,7 @@ class TargetService(object):
             _registered_method=True)
 
     @staticmethod
-    def StreamKv(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/slipstream.rpc.v1.TargetService/StreamKv',
-            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvRequest.SerializeToString,
-            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def StreamProposals(request_iterator,
+    def StreamKv(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -220,9 +175,9 @@ class TargetService(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/slipstream.rpc.v1.TargetService/StreamProposals',
-            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsRequest.SerializeToString,
-            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamProposalsResponse.FromString,
+            '/slipstream.rpc.v1.TargetService/StreamKv',
+            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvRequest.SerializeToString,
+            slipstream_dot_rpc_dot_v1_dot_target__pb2.StreamKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,18 +42,14 @@ class TargetServiceStub:
     FAILED_PRECONDITION for another model, another process or a delta above the tokens held, ABORTED
     when another stream has taken the session over, RESOURCE_EXHAUSTED without capacity.
     """
-    StreamKv: _grpc.UnaryStreamMultiCallable[_target_pb2.StreamKvRequest, _target_pb2.StreamKvResponse]
+    StreamKv: _grpc.StreamStreamMultiCallable[_target_pb2.StreamKvRequest, _target_pb2.StreamKvResponse]
     """Keys and values of a session's final tokens: all from a position on, then more as they become
-    final. A snapshot replaces those that the reader holds from its start on.
+    final. A snapshot replaces those that the reader holds from its start on. The first message opens
+    the stream; each later one is a proposal for a granted round, which a slice requested. The newest
+    reader that proposes is the one that is requested.
     Ends with the session's stream (OK). Codes: NOT_FOUND for no such session, FAILED_PRECONDITION
     for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
-    layers, OUT_OF_RANGE for a start above the tokens held.
-    """
-    StreamProposals: _grpc.StreamStreamMultiCallable[_target_pb2.StreamProposalsRequest, _target_pb2.StreamProposalsResponse]
-    """Proposals for granted rounds of a session: the first message opens the stream, each answer
-    requests a proposal, and each later message has it. A new stream of a session takes the place of
-    the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
-    INVALID_ARGUMENT for a proposal that was not requested.
+    layers and for a proposal that was not requested, OUT_OF_RANGE for a start above the tokens held.
     """
     DescribeTarget: _grpc.UnaryUnaryMultiCallable[_target_pb2.DescribeTargetRequest, _target_pb2.DescribeTargetResponse]
     """Description of the target, optionally with its tokenizer. Changes nothing."""
@@ -72,18 +68,14 @@ class TargetServiceAsyncStub(TargetServiceStub):
     FAILED_PRECONDITION for another model, another process or a delta above the tokens held, ABORTED
     when another stream has taken the session over, RESOURCE_EXHAUSTED without capacity.
     """
-    StreamKv: _aio.UnaryStreamMultiCallable[_target_pb2.StreamKvRequest, _target_pb2.StreamKvResponse]  # type: ignore[assignment]
+    StreamKv: _aio.StreamStreamMultiCallable[_target_pb2.StreamKvRequest, _target_pb2.StreamKvResponse]  # type: ignore[assignment]
     """Keys and values of a session's final tokens: all from a position on, then more as they become
-    final. A snapshot replaces those that the reader holds from its start on.
+    final. A snapshot replaces those that the reader holds from its start on. The first message opens
+    the stream; each later one is a proposal for a granted round, which a slice requested. The newest
+    reader that proposes is the one that is requested.
     Ends with the session's stream (OK). Codes: NOT_FOUND for no such session, FAILED_PRECONDITION
     for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
-    layers, OUT_OF_RANGE for a start above the tokens held.
-    """
-    StreamProposals: _aio.StreamStreamMultiCallable[_target_pb2.StreamProposalsRequest, _target_pb2.StreamProposalsResponse]  # type: ignore[assignment]
-    """Proposals for granted rounds of a session: the first message opens the stream, each answer
-    requests a proposal, and each later message has it. A new stream of a session takes the place of
-    the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
-    INVALID_ARGUMENT for a proposal that was not requested.
+    layers and for a proposal that was not requested, OUT_OF_RANGE for a start above the tokens held.
     """
     DescribeTarget: _aio.UnaryUnaryMultiCallable[_target_pb2.DescribeTargetRequest, _target_pb2.DescribeTargetResponse]  # type: ignore[assignment]
     """Description of the target, optionally with its tokenizer. Changes nothing."""
@@ -109,26 +101,16 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def StreamKv(
         self,
-        request: _target_pb2.StreamKvRequest,
+        request_iterator: _MaybeAsyncIterator[_target_pb2.StreamKvRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_target_pb2.StreamKvResponse], _abc.AsyncIterator[_target_pb2.StreamKvResponse]]:
         """Keys and values of a session's final tokens: all from a position on, then more as they become
-        final. A snapshot replaces those that the reader holds from its start on.
+        final. A snapshot replaces those that the reader holds from its start on. The first message opens
+        the stream; each later one is a proposal for a granted round, which a slice requested. The newest
+        reader that proposes is the one that is requested.
         Ends with the session's stream (OK). Codes: NOT_FOUND for no such session, FAILED_PRECONDITION
         for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
-        layers, OUT_OF_RANGE for a start above the tokens held.
-        """
-
-    @_abc_1.abstractmethod
-    def StreamProposals(
-        self,
-        request_iterator: _MaybeAsyncIterator[_target_pb2.StreamProposalsRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_target_pb2.StreamProposalsResponse], _abc.AsyncIterator[_target_pb2.StreamProposalsResponse]]:
-        """Proposals for granted rounds of a session: the first message opens the stream, each answer
-        requests a proposal, and each later message has it. A new stream of a session takes the place of
-        the one before. Ends with the session's stream (OK). Codes: those of `StreamKv`, and
-        INVALID_ARGUMENT for a proposal that was not requested.
+        layers and for a proposal that was not requested, OUT_OF_RANGE for a start above the tokens held.
         """
 
     @_abc_1.abstractmethod

@@ -9,11 +9,10 @@ from grpc import StatusCode
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
-from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import draft_pb2, target_pb2
 from support.models import tiny
 from support.network.streams import refusal
-from support.services.served_target import IDENTITY, LIMIT_S
+from support.services.served_target import LIMIT_S
 
 PROMPT = tuple(tiny.tokens(20))
 NUM_TOKENS = 50
@@ -48,21 +47,23 @@ def spelled(found):
 
 
 class HandDraft:
-    """A draft that a test plays by hand."""
+    """A draft that a test plays by hand, and how many positions it was sent."""
 
     def __init__(self, served, stream, **said):
-        names = {"session_id": stream.session_id, "credential": stream.credential}
-        process = {"protocol_version": PROTOCOL_VERSION, "incarnation": IDENTITY.incarnation}
-        self._opening = target_pb2.OpenProposals(**{**process, **names, **said})
-        self.call = served.stub.StreamProposals()
+        self._opening = served.request(stream, (1,), **{"proposes": True, **said})
+        self.call = served.stub.StreamKv()
+        self.num_keys = 0
 
     async def open(self):
-        await self.call.write(target_pb2.StreamProposalsRequest(open=self._opening))
+        await self.call.write(self._opening)
         return self
 
     async def asked(self):
-        answer = await asyncio.wait_for(self.call.read(), LIMIT_S)
-        return answer.propose
+        while True:
+            slice_ = await asyncio.wait_for(self.call.read(), LIMIT_S)
+            self.num_keys += slice_.count
+            if slice_.HasField("propose"):
+                return slice_.propose
 
     async def propose(self, *tokens, num_copied=0):
         proposal = proposal_to_pb(Proposal(TokenTree.chain(tokens), stopped_by="depth"))
@@ -70,7 +71,7 @@ class HandDraft:
         await self.answer(proposed)
 
     async def answer(self, proposed):
-        await self.call.write(target_pb2.StreamProposalsRequest(proposed=proposed))
+        await self.call.write(target_pb2.StreamKvRequest(proposed=proposed))
 
 
 async def test_granted_plain_rounds_have_the_tokens_of_requested_ones(served, stream, right):
@@ -83,7 +84,7 @@ async def test_granted_plain_rounds_have_the_tokens_of_requested_ones(served, st
     assert all(verdict.HasField("proposed") and not verdict.fallback for verdict in found[1:])
 
 
-async def test_a_draft_is_asked_for_each_granted_round_and_gets_the_tokens_that_became_final(
+async def test_a_draft_is_asked_for_each_granted_round_behind_the_keys_of_what_became_final(
     served, stream, right
 ):
     draft = await HandDraft(served, stream).open()
@@ -94,6 +95,7 @@ async def test_a_draft_is_asked_for_each_granted_round_and_gets_the_tokens_that_
         asked = await draft.asked()
         told[asked.delta.start :] = asked.delta.tokens
         assert tuple(told) == right[: len(told)]
+        assert draft.num_keys == len(told) - 1  # all that there are
         assert (asked.plan.max_depth, asked.plan.max_nodes) == (8, 12)
         path = (*right[len(told) : len(told) + num_right], tiny.VOCAB - 1)
         await draft.propose(*path, num_copied=1)
@@ -213,13 +215,15 @@ async def test_a_draft_may_come_after_its_round_was_granted_and_another_take_its
     await first.propose(tiny.VOCAB - 1)
     await verdicts(stream, 1)
     second = await HandDraft(served, stream).open()
-    assert await first.call.code() is StatusCode.OK
+    reader = await HandDraft(served, stream, proposes=False).open()
+    await served.until(lambda load: load.num_kv_streams == 3)
     await grant(stream, 1, PLAN)
     assert (await second.asked()).delta.start <= len(PROMPT)  # which the router has told it
     await second.propose(tiny.VOCAB - 1)
     (verdict,) = await verdicts(stream, 1)
     assert not verdict.fallback
-    second.call.cancel()
+    for draft in (first, second, reader):
+        draft.call.cancel()
 
 
 async def test_a_session_is_parked_behind_its_granted_rounds(served, right):

@@ -15,7 +15,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from slipstream.rpc.kv import MAX_PAYLOAD_BYTES
 from slipstream.rpc.leases import Lease
-from slipstream_target.kv_streams import MAX_READERS, VerifyStream
+from slipstream_target.verify_stream import MAX_READERS, VerifyStream
 from support.models import tiny
 from support.network.streams import refusal
 from support.services.served_target import IDENTITY, LIMIT_S, served_target, wide_model
@@ -150,7 +150,7 @@ async def test_an_unauthorized_reader_is_refused_and_disturbs_no_other(
 ):
     await stream.verify(0, PROMPT)
     request = served.request(stream, **{"layers": (1,), **fields})
-    status = await refusal(served.stub.StreamKv(request).read())
+    status = await refusal(served.stub.StreamKv([request]).read())
     assert status.code() is code
     assert sentence in status.details()
     load = await served.load()
@@ -164,7 +164,7 @@ async def test_the_credential_of_an_earlier_request_and_more_readers_than_may_ar
     await old.park()
     new = await served.open(SESSION)
     request = served.request(new, (1,), credential=old.credential)
-    status = await refusal(served.stub.StreamKv(request).read())
+    status = await refusal(served.stub.StreamKv([request]).read())
     assert status.code() is StatusCode.PERMISSION_DENIED
     await new.verify(0, PROMPT)
     mirrors = [served.mirror(new, (1,)) for _ in range(MAX_READERS)]

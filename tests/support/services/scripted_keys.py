@@ -47,47 +47,43 @@ def message(keys, start, end, /, **changes):
 class Script(target_pb2_grpc.TargetServiceServicer):
     """Answers the first StreamKv with the first list of steps, and so on; then with silence.
 
-    A step is a message to send, a status to end with, or an event to wait for. The draft is asked
-    for the proposals in `asks`, and its answers are put into `answers`.
+    A step is a message to send, a status to end with, an event to wait for, or "asks": slices with
+    requests for proposals are sent as they come there, and the answers put into `answers`.
     """
 
     def __init__(self, *steps):
         self.steps = list(steps)
         self.asked = []
         self.num_open = 0
-        self.openings, self.asks, self.answers = [], asyncio.Queue(), asyncio.Queue()
+        self.asks, self.answers = asyncio.Queue(), asyncio.Queue()
 
-    async def StreamProposals(self, request_iterator, context):
-        self.openings.append((await anext(request_iterator)).open)
-        self.num_open += 1
-        try:
-            while True:
-                propose = await self.asks.get()
-                await context.write(target_pb2.StreamProposalsResponse(propose=propose))
-                self.answers.put_nowait((await anext(request_iterator)).proposed)
-        finally:
-            self.num_open -= 1
-
-    async def ask(self, start, tokens, plan, feed):
-        """The draft's answer to a request of the target."""
+    async def ask(self, start, tokens, plan, keys=None):
+        """The draft's answer to a request of the target, which stands behind a slice or alone."""
         told = common_pb2.Delta(start=start, tokens=tokens)
-        plan = message_of(draft_pb2.Plan, plan, feed=feed)
-        self.asks.put_nowait(draft_pb2.Propose(delta=told, plan=plan))
+        propose = draft_pb2.Propose(delta=told, plan=message_of(draft_pb2.Plan, plan))
+        asking = target_pb2.StreamKvResponse(propose=propose)
+        if keys is not None:
+            asking.MergeFrom(keys)
+        self.asks.put_nowait(asking)
         return await asyncio.wait_for(self.answers.get(), LIMIT_S)
 
-    async def StreamKv(self, request, context):
-        self.asked.append(request)
+    async def StreamKv(self, request_iterator, context):
+        self.asked.append((await anext(request_iterator)).open)
         steps = self.steps.pop(0) if self.steps else [asyncio.Event()]
         self.num_open += 1
         try:
             for step in steps:
-                await self._take(step, context)
+                await self._take(step, request_iterator, context)
         finally:
             self.num_open -= 1
 
-    async def _take(self, step, context):
+    async def _take(self, step, requests, context):
         if isinstance(step, asyncio.Event):
             await step.wait()
+        elif step == "asks":
+            while True:
+                await context.write(await self.asks.get())
+                self.answers.put_nowait((await anext(requests)).proposed)
         elif isinstance(step, grpc.StatusCode):
             await context.abort(step, "as the test has it")
         else:

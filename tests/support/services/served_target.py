@@ -156,11 +156,11 @@ class Served:
     def request(
         self, stream: Stream, layers: tuple[int, ...] = (), start: int = 0, **fields: Any
     ) -> target_pb2.StreamKvRequest:
-        """Return the request for the keys and values of a session."""
+        """Return the message that opens a stream of the keys and values of a session."""
         values = {"protocol_version": PROTOCOL_VERSION, "incarnation": IDENTITY.incarnation}
         names = {"session_id": stream.session_id, "credential": stream.credential}
         given = {"layers": layers, "start": start, **fields}
-        return target_pb2.StreamKvRequest(**{**values, **names, **given})
+        return target_pb2.StreamKvRequest(open=target_pb2.OpenKv(**{**values, **names, **given}))
 
     def mirror(
         self, stream: Stream, layers: tuple[int, ...], start: int = 0, skipped: range = range(0)
@@ -172,7 +172,7 @@ class Served:
         buffers = [np.zeros(shape, layout.dtype) for _ in layers]
         source = KvStreamSource(stream.session_id, IDENTITY.incarnation)
         said = {"skip_from": skipped.start, "skip_to": skipped.stop}
-        call = self.stub.StreamKv(self.request(stream, layers, start, **said))
+        call = self.stub.StreamKv([self.request(stream, layers, start, **said)])
         return Mirror(form, source, call, buffers, count=start, skipped=skipped)
 
     def cached(self, stream: Stream, mirror: Mirror) -> list[Array]:

@@ -27,7 +27,7 @@ class Side:
         self.granted, self.proposals = [], deque(proposals)
         self.num_asked, self._next, self.is_lost = 0, 0, False
 
-    async def grant(self, plan, address, num_rounds):
+    async def grant(self, plan, num_rounds):
         self.granted.append((plan, num_rounds))
         if self.num_due:
             self.num_due += num_rounds
@@ -58,7 +58,7 @@ class Side:
 async def play(side, *plans, session=None):
     """Rounds under these plans; whether each was granted."""
     sequence = TokenSequence(session or Session("s", 1, 500), (1,))
-    ports = GrantingPorts(side, None, side, lambda: (side, "there"))
+    ports = GrantingPorts(side, None, side, lambda: side)
     found = []
     for plan in plans:
         proposal = Proposal()
@@ -113,7 +113,7 @@ async def test_copies_are_looked_up_by_the_router_and_a_round_without_any_is_pla
 
 async def test_a_round_that_asks_a_draft_which_was_left_meanwhile_is_a_plain_one():
     side, sequence = Side(), TokenSequence(Session("s", 1, 500), (1,))
-    ports = GrantingPorts(side, None, side, lambda: (side, "there"))
+    ports = GrantingPorts(side, None, side, lambda: side)
     for _ in range(4):
         await ports.verify(sequence, await ports.propose(sequence, PLAN))
     side.is_lost = True
@@ -157,7 +157,7 @@ async def test_what_the_router_has_to_see_before_the_next_round_is_never_granted
 async def test_the_more_granted_rounds_fell_back_the_later_the_next_ones_are_granted():
     side = Side()
     sequence = TokenSequence(Session("s", 1, 5000), (1,))
-    ports = GrantingPorts(side, None, side, lambda: (side, "there"))
+    ports = GrantingPorts(side, None, side, lambda: side)
     waits = []
     for _ in range(4):
         before = side.num_asked

@@ -121,7 +121,7 @@ WIRE = kv.frame_to_bytes(SOURCE, FORM, frame())
         (b"\x0b" + WIRE, "can't be parsed"),  # a group
         (b"\x80" * 11 + WIRE, "can't be parsed"),  # a number of more than 64 bits
         (WIRE + WIRE, "two payloads"),
-        (WIRE + bytes(kv.MAX_HEAD_BYTES), "bytes beside its payload, but may have up to 16384"),
+        (WIRE + bytes(kv.MAX_HEAD_BYTES), "bytes beside its payload, but may have up to 262144"),
         (b"\x20\x05" * kv.MAX_HEAD_BYTES + WIRE, "bytes beside its payload, but may have up to"),
     ],
 )

@@ -30,7 +30,7 @@ class Answering(target_pb2_grpc.TargetServiceServicer):
     async def GetTargetLoad(self, request, context):
         return target_pb2.GetTargetLoadResponse()
 
-    async def StreamKv(self, request, context):
+    async def StreamKv(self, requests, context):
         yield target_pb2.StreamKvResponse()
 
     async def Verify(self, requests, context):
@@ -156,7 +156,7 @@ async def test_who_comes_after_a_change_has_a_channel_with_the_new_certificates(
             async with channels.to(address) as new:
                 assert new is not old
                 stub = target_pb2_grpc.TargetServiceStub(new)
-                assert [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
+                assert [_ async for _ in stub.StreamKv([target_pb2.StreamKvRequest()])]
         assert len(channels._open) == 1
         async with channels.to(address) as again:
             assert again is new
@@ -171,7 +171,7 @@ async def test_a_draft_s_certificate_reads_keys_and_does_nothing_that_routers_do
         refused = await ask(address, draft)
         async with connect(address, ChannelOptions(tls=draft)) as channel:
             stub = target_pb2_grpc.TargetServiceStub(channel)
-            read = [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
+            read = [_ async for _ in stub.StreamKv([target_pb2.StreamKvRequest()])]
             # A write would fail by itself where the stream has ended.
             verify = await refusal(stub.Verify().read())
             health = await health_pb2_grpc.HealthStub(channel).Check(
@@ -179,7 +179,7 @@ async def test_a_draft_s_certificate_reads_keys_and_does_nothing_that_routers_do
             )
         async with connect(address, ChannelOptions(tls=origin.client("client"))) as channel:
             stub = target_pb2_grpc.TargetServiceStub(channel)
-            strange = await refusal(stub.StreamKv(target_pb2.StreamKvRequest()).read())
+            strange = await refusal(stub.StreamKv([target_pb2.StreamKvRequest()]).read())
     assert type(refused) is PermissionDenied
     assert "is for certificates of router, but the caller's is of draft" in str(refused)
     assert verify.code() is strange.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -33,7 +33,6 @@ _LOG = logging.getLogger("slipstream.router")
 _AT_ONCE = BreakerLimits(failures=1)
 """A request that was failed by a replica is not the next to try it."""
 _FENCE_BITS = 16
-Source = Callable[[], tuple[RemoteTarget, str]]
 
 
 class GrantingPorts(LookupDraft):
@@ -53,32 +52,32 @@ class GrantingPorts(LookupDraft):
         draft: Draft,
         store: NgramStore | None,
         target: Target,
-        source: Source,
+        in_use: Callable[[], RemoteTarget],
         *,
         may_grant: bool = True,
     ) -> None:
-        """`source` returns the target in use, and its address as drafts reach it; without
-        `may_grant` each round is asked for."""
+        """`in_use` returns the replica behind `target`; without `may_grant` each round is asked
+        for."""
         super().__init__(draft, store)
-        self._target, self._source, self._may_grant = target, source, may_grant
+        self._target, self._in_use, self._may_grant = target, in_use, may_grant
         self._num_left = self._rest = self._num_failed = self._num_plain = 0
         self._is_asked = self._is_drafted = False
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`; empty where the target goes on by itself."""
-        target, address = self._source()
+        target = self._in_use()
         self._is_asked = True
         if target.num_due:
             count = min(target.window - target.num_due, self._num_left)
             if count > 0 and self._is_drafted and plan.may_ask:
                 self._num_left -= count
-                await target.grant(plan, address, count)
+                await target.grant(plan, count)
             return Proposal()
         proposal = await super().propose(sequence, plan)
         self._is_drafted = self._can_ask(target, sequence.session, proposal)
         if self._is_drafted:
             self._num_left = self.LONGEST_RUN
-            await target.grant(plan, address, target.window)
+            await target.grant(plan, target.window)
         if plan.may_ask or len(proposal.tree):
             self._num_plain = 0
         else:
@@ -87,14 +86,14 @@ class GrantingPorts(LookupDraft):
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`. After a plain round more of them are granted."""
-        target, address = self._source()
+        target = self._in_use()
         is_asked, self._is_asked = self._is_asked, False
         self._is_drafted = self._is_drafted and (is_asked or target.num_due > 0)
         if not is_asked and not self._is_drafted:
             self._num_plain += 1
             count = min(target.window, self._num_plain) - target.num_due
             if self._num_plain > 1 and count > 0 and self._fits(sequence.session):
-                await target.grant(NO_PLAN, address, count)
+                await target.grant(NO_PLAN, count)
         verdict = await self._target.verify(sequence, proposal)
         if is_asked or verdict.proposal is None or verdict.proposal.fallback is None:
             return verdict
@@ -152,7 +151,7 @@ class RequestReplicas:
             on_loss=self.on_loss,
             wait_s=self.target_wait_s,
         )
-        sides = self._drafter(), self.store, self._replaced, self._source
+        sides = self._drafter(), self.store, self._replaced, lambda: self._at[1]
         self.draft = self.target = GrantingPorts(*sides, may_grant=self.may_grant)
 
     async def park(self, ttl_s: float, location: KvLocation) -> None:
@@ -215,13 +214,10 @@ class RequestReplicas:
         return InUse(replica.address, draft, draft.park)
 
     def _feed(self) -> draft_pb2.KvFeed | None:
-        target, address = self._source()
-        return target.feed(address)
-
-    def _source(self) -> tuple[RemoteTarget, str]:
-        """Return the target in use, and its address for drafts."""
+        """Return where the draft reads keys and values: the address for drafts may be another."""
         placed, target = self._at
-        return target, placed.model.description.advertised_address or placed.replica.address
+        described = placed.model.description.advertised_address
+        return target.feed(described or placed.replica.address)
 
 
 async def free_parked(fleet: Fleet, record: Record, options: CallOptions) -> None:
