@@ -44,7 +44,7 @@ class KvReceivers:
         self._readers: set[asyncio.Task[None]] = set()
         self._num_bytes_before = 0
         self.proposers: dict[str, Propose] = {}
-        """What answers the targets of sessions that are read, by session: set it first."""
+        """Answers to the targets of sessions that are read, by session: set before `follow`."""
         self.budget = ByteBudget(make_room=self._make_room)
         """Budget of all mirrors: those of parked sessions give way."""
 
