@@ -57,8 +57,10 @@ class KvSender:
 
     def truncate(self, count: int) -> None:
         """Go back to position `count`: what was held from there on is replaced."""
-        ahead = self.taken_ahead()
-        self._move(min(self.position if ahead is None else ahead.start, count))
+        ahead = self._ahead
+        if ahead is not None and ahead.start + ahead.count > count:
+            self.position, self._ahead = ahead.start, None
+        self._move(min(self.position, count))
 
     def _move(self, position: int) -> None:
         self.position = self._skipped.stop if position in self._skipped else position

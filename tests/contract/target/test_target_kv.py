@@ -1,6 +1,7 @@
 """What a stream of keys and values promises: the cache's own bits, in order, and nobody waits."""
 
 import asyncio
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -252,6 +253,27 @@ async def test_a_slice_is_held_until_it_is_replaced_or_its_session_ends(model, i
     assert sender.holds(piece) is not is_replaced
     await engine.release("s")
     assert not sender.holds(piece)
+
+
+async def test_the_few_positions_of_a_verdict_are_taken_with_it_and_each_position_once(model):
+    engine, text = tiny.local_target(model), TokenSequence(SESSION, PROMPT)
+    text.append((await engine.verify(text, Proposal())).tokens)
+    sender = engine.kv_sender("s", (0,), 0)
+    sender.num_ahead = 2
+    assert sender.is_behind and sender.taken_ahead() is None
+    pieces = [sender.take(100)]
+    for num_verdicts in (1, 2, 9):
+        for _ in range(num_verdicts):
+            text.append((await engine.verify(text, Proposal())).tokens)
+        ahead = sender.taken_ahead() if num_verdicts == 1 else None
+        pieces += filter(None, [ahead, sender.take(100), sender.take(100)])
+    counts = [piece.count for piece in pieces]
+    assert counts == [len(PROMPT), 1, 1, 1, 1, 8]
+    assert [piece.start for piece in pieces] == [0, *itertools.accumulate(counts[:-1])]
+    text.append((await engine.verify(text, Proposal())).tokens)
+    back = TokenSequence(SESSION, (*PROMPT, PROMPT[0] ^ 1))
+    await engine.verify(back, Proposal())  # what was taken ahead is gone
+    assert (sender.taken_ahead() or sender.take(100)).start == len(PROMPT)
 
 
 async def test_a_reader_that_stalls_for_good_does_not_outlive_its_session_for_long():
