@@ -198,8 +198,7 @@ class RequestRunner:
         with span.stage("encode", "prompt.encode"):
             model = placed.model
             check_received(asked, record, is_repeatable=model.description.numerics == "invariant")
-            drafter, may_grant = asked.ask.speculation.drafter, not asked.ask.stop
-            facts = self.fleet.draft_facts(placed, drafter, may_grant=may_grant)
+            facts = self.fleet.draft_facts(placed, asked.ask.speculation.drafter)
             encode = partial(_encoded, model, asked)
             request = await turn_request(asked, record, model.facts, facts, encode)
         again = place(excluded=resting())
@@ -233,7 +232,6 @@ class RequestRunner:
             target_wait_s=config.target_wait_s,
             store=self.ngrams.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size),
             on_loss=on_loss,
-            may_grant=not call.asked.ask.stop,
         )
 
 

@@ -54,10 +54,11 @@ class Inbox:
             await self._news.wait()
 
     def granted(self) -> target_pb2.GrantRounds | None:
-        """Return the grant of the next round, if that is what comes next."""
+        """Return the grant of the next round, if that is what comes next. The last message of a
+        request, which parks its session, ends them."""
         while self._unread and self._unread[0].HasField("grant"):
-            grant = self._unread[0].grant
-            if self.is_granting and grant.num_rounds:
+            grant, is_over = self._unread[0].grant, self._unread[-1].HasField("park")
+            if self.is_granting and grant.num_rounds and not is_over:
                 return grant
             self._unread.popleft()
         return None

@@ -100,7 +100,7 @@ Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
 @_typing.final
 class GrantRounds(_message.Message):
     """Permission for rounds behind those that are under way, each of which has a verdict of its own. They
-    end early with a verdict that ends the text, or has a `fallback`.
+    end early with a verdict that ends the text, or has a `fallback`, and with `park`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -5,11 +5,14 @@ import asyncio
 
 import pytest
 from grpc import StatusCode
+from grpc.aio import EOF
 
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
+from slipstream.rpc.leases import Lease
 from slipstream.rpc.v1 import draft_pb2, target_pb2
+from slipstream_target.granted import Inbox
 from support.models import tiny
 from support.network.streams import refusal
 from support.services.served_target import LIMIT_S
@@ -226,17 +229,33 @@ async def test_a_draft_may_come_after_its_round_was_granted_and_another_take_its
         draft.call.cancel()
 
 
-async def test_a_session_is_parked_behind_its_granted_rounds(served, right):
+async def test_no_granted_round_begins_once_the_session_is_to_be_parked():
+    async def sent():
+        yield target_pb2.VerifyRequest(grant=target_pb2.GrantRounds(num_rounds=40))
+        yield PARK
+
+    inbox, kinds = Inbox(Lease("s", 0), sent()), []
+    inbox.is_granting = True
+    while (message := await inbox.next()) is not None:
+        kinds.append(message.WhichOneof("message"))
+        await asyncio.sleep(0)  # in which another message is read
+    assert kinds[-1] == "park"
+    assert len(kinds) < 5
+
+
+async def test_a_session_that_is_parked_ends_its_grants_and_may_go_back_behind_them(served, right):
     stream = await served.open(SESSION)
     await stream.verify(0, PROMPT)
-    await grant(stream, 3)
+    await grant(stream, 40)
+    await verdicts(stream, 3)
     await stream.call.write(PARK)
-    answers = [await asyncio.wait_for(stream.call.read(), LIMIT_S) for _ in range(4)]
-    assert [answer.WhichOneof("message") for answer in answers] == ["verdict"] * 3 + ["parked"]
-    await stream.end()
+    kinds = []
+    while (answer := await asyncio.wait_for(stream.call.read(), LIMIT_S)) is not EOF:
+        kinds.append(answer.WhichOneof("message"))
+    assert kinds == ["verdict"] * (len(kinds) - 1) + ["parked"]
     again = await served.open(SESSION, fence=1)
-    verdict = await again.verify(0, right[: len(PROMPT) + 4])
-    assert (verdict.num_cached, *verdict.tokens) == (len(PROMPT) + 3, right[len(PROMPT) + 4])
+    verdict = await again.verify(0, right[: len(PROMPT) + 2])
+    assert (verdict.num_cached, *verdict.tokens) == (len(PROMPT) + 1, right[len(PROMPT) + 2])
     await again.end()
 
 

@@ -58,6 +58,26 @@ async def test_a_cancelled_stream_and_a_deadline_free_both_engines(trio):
         assert await is_free(trio.target, trio.drafts[0])
 
 
+@pytest.mark.parametrize("options", [GLIDE, SpeculationOptions(mode=Mode.OFF)])
+async def test_a_turn_that_a_stop_string_ended_within_granted_rounds_goes_on_behind_it(
+    trio, embedded, options
+):
+    asked = {"max_tokens": 80, "sampling": ENDLESS}
+    whole = (await embedded.generate("hello", **asked)).text
+    asked["stop"] = [whole[20:24]]
+    async with trio.client() as client:
+        ours, theirs = client.session(), embedded.session()
+        for prompt in ("hello", "and then?"):
+            result = await ours.generate(prompt, speculation=options, **asked)
+            expected = await theirs.generate(prompt, **asked)
+            assert (result.text, result.token_ids) == (expected.text, expected.token_ids)
+            assert result.stats.num_prompt_tokens == expected.stats.num_prompt_tokens
+        assert result.stats.num_cached_tokens >= expected.stats.num_cached_tokens
+        await ours.aclose()
+        await theirs.aclose()
+    assert await is_free(trio.target, *trio.drafts)
+
+
 async def test_a_session_goes_on_with_its_keys_where_they_are(target, draft, embedded):
     other = target.twin()
     async with running(target, other, draft), routed([target, other], [draft]) as client:

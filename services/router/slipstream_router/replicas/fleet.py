@@ -14,7 +14,7 @@ from slipstream.core.errors import (
     Unavailable,
     UnsupportedCombination,
 )
-from slipstream.core.policy.profile import NGRAM, DraftFacts, Ways
+from slipstream.core.policy.profile import NGRAM, DraftFacts
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.rpc.exchange import Peer
@@ -182,9 +182,7 @@ class Fleet:
         crowded.relieved = crowded.load
         return True
 
-    def draft_facts(
-        self, target: ChosenTarget, asked: str | None, *, may_grant: bool = True
-    ) -> DraftFacts:
+    def draft_facts(self, target: ChosenTarget, asked: str | None) -> DraftFacts:
         """Return the facts of a target's draft for a request: one of the kind asked, or the best.
 
         A draft that is lost for the moment still counts, by its last description. Raises
@@ -199,7 +197,7 @@ class Fleet:
         chosen = kind or _best(known)
         for model, _ in known:
             if model.name == chosen:
-                return replace(model.facts, ways=target.replica.ways if may_grant else Ways())
+                return replace(model.facts, ways=target.replica.ways)
         return self._unknown_draft(kind, {model.name for model, _ in known})
 
     def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:

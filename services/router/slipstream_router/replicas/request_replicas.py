@@ -53,13 +53,10 @@ class GrantingPorts(LookupDraft):
         store: NgramStore | None,
         target: Target,
         in_use: Callable[[], RemoteTarget],
-        *,
-        may_grant: bool = True,
     ) -> None:
-        """`in_use` returns the replica behind `target`; without `may_grant` each round is asked
-        for."""
+        """`in_use` returns the replica behind `target`."""
         super().__init__(draft, store)
-        self._target, self._in_use, self._may_grant = target, in_use, may_grant
+        self._target, self._in_use = target, in_use
         self._num_left = self._rest = self._num_failed = self._num_plain = 0
         self._is_asked = self._is_drafted = False
 
@@ -114,7 +111,7 @@ class GrantingPorts(LookupDraft):
         """Return whether rounds may be granted. Those with spans of their own are the router's, so
         that each has its parts."""
         is_exact = session.verification is Verification.EXACT and session.grammar is None
-        return self._may_grant and is_exact and carried() is None
+        return is_exact and carried() is None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -135,8 +132,6 @@ class RequestReplicas:
     """Sources of copies beside the request's own text."""
     on_loss: Callable[[], None]
     """Called for every target that is lost."""
-    may_grant: bool
-    """True if rounds may begin before the text of those before them is known."""
     _failover: FailoverDraft | None = None
 
     def __post_init__(self) -> None:
@@ -151,8 +146,8 @@ class RequestReplicas:
             on_loss=self.on_loss,
             wait_s=self.target_wait_s,
         )
-        sides = self._drafter(), self.store, self._replaced, lambda: self._at[1]
-        self.draft = self.target = GrantingPorts(*sides, may_grant=self.may_grant)
+        sides = self._drafter(), self.store, self._replaced
+        self.draft = self.target = GrantingPorts(*sides, lambda: self._at[1])
 
     async def park(self, ttl_s: float, location: KvLocation) -> None:
         """Park the session on draft and target; record where."""
