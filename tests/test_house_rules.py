@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import budgets
-import loop_bounds
 from support.commands import IMPORT_PATH, PACKAGE_DIRS, ran
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,11 +104,6 @@ def test_only_config_reads_the_environment():
         if any(reads_environment(node) for node in ast.walk(ast.parse(path.read_text())))
     ]
     assert readers == ["slipstream/config.py"]
-
-
-def test_work_that_grows_with_its_input_runs_on_a_loop_only_where_its_bound_is_written_down():
-    bounded = [name for names in loop_bounds.BOUNDS.values() for name in names]
-    assert sorted(loop_bounds.found()) == sorted(bounded)
 
 
 @pytest.mark.parametrize("host", REGISTRY_HOSTS)
