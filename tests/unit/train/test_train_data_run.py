@@ -6,6 +6,7 @@ The target is a chain: whatever was said, "i" follows "h". So its words are know
 import gzip
 import json
 from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.models.native.library import has_kernels
-from slipstream.train.answers import Talk
+from slipstream.train.answers import BulkTarget, Talk
 from slipstream.train.data import ReadLimits, finished_shards, read_data, read_lines
 from slipstream.train.data_run import DataRun, make_plan, make_shards, write_data
+from support.models import tiny
 from support.models.tiny_checkpoint import byte_tokenizer, save_model, tiny_llama
 
 END, USER, BOT = 0, 1, 2
@@ -107,6 +109,19 @@ def test_a_target_in_8_bits_writes_the_answers_it_is_sure_of(place, tmp_path):
     for out in (exact, coded):
         write(data_run(place, out, dtype=out.name, batch=8))
     assert shards(coded) == shards(exact)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_depends_on_its_own_prompt_and_seed_only(temperature):
+    sizes, engine = (3, 70, 1, 24), tiny.local_target(tiny.causal())
+    talks = [Talk(tuple(tiny.tokens(size, seed=size)), (), temperature) for size in sizes]
+    # Steps take fewer tokens than prompts have; texts cross borders of the cache's blocks.
+    bulk = BulkTarget(engine, frozenset(), 45, max_rows=16)
+    whole, alone, other = (
+        bulk.answers(some, Random(seed)) for some, seed in ((talks, 0), (talks[:1], 0), (talks, 1))
+    )
+    assert alone == whole[:1]
+    assert (other == whole) == (temperature == 0)
 
 
 def interrupted(run):
