@@ -1,14 +1,22 @@
 """A model's drafts are one pool: all targets of the model share them, by need."""
 
 import asyncio
+import json
 
 import pytest
 
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
 from slipstream.core.policy.options import READING
+from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.stop import Calibration
+from slipstream.core.types import Shape
+from slipstream.drafting.profile_file import ModelPair, profile_file
+from slipstream.models.format.digests import file_digest
+from slipstream.models.torch.loading import load_target_parts
 from slipstream_router.replicas.pool import CROWD
 from support.models.tiny_checkpoint import tiny_llama
 from support.models.tiny_eagle import save_for
+from support.network.relay import Relay
 from support.services import fleet
 from support.services.fleet import draft_worker, glide_of, num_ready, routed, running, target_worker
 
@@ -16,6 +24,11 @@ FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_t
 PLAIN = SpeculationOptions(mode=Mode.OFF)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
 NUM_TOKENS = 200
+DEAR = Profile(
+    Shape.CHAIN, StopPolicy.FIXED, step_cost=0.6, row_cost=0.0, calibration=Calibration((1.0, 1.0))
+)
+"""A draft that is sure of eight tokens, which cost the time of five, and wrong."""
+LONG = {"max_tokens": 760, "sampling": SamplingParams(frequency_penalty=2.0, min_tokens=760)}
 
 
 @pytest.fixture
@@ -101,3 +114,45 @@ async def test_requests_that_run_move_to_a_draft_that_is_added_until_none_is_cro
             results = await asyncio.gather(*requests)
     assert [result.token_ids for result in results] == await plain(prompts)
     assert all(set(result.stats.speculation.fallbacks) <= {"no keys"} for result in results)
+
+
+@pytest.fixture
+def dear(folder, tmp_path):
+    """A draft that does not pay, as its profile has it."""
+    weights, path = glide_of(folder), tmp_path / "profile.json"
+    tokenizer_hash = load_target_parts(str(folder), dtype="float32").tokenizer_hash
+    digests = {"model.safetensors": file_digest(weights / "model.safetensors")}
+    pair = ModelPair(folder.name, "glide", tokenizer_hash, digests)
+    path.write_text(json.dumps(profile_file(DEAR, pair, {})))
+    return draft_worker(str(weights), folder, profile=path)
+
+
+async def test_a_request_in_back_off_frees_its_draft_until_it_tries_again(folder, target, dear):
+    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
+        expected = await client.generate("prompt", **LONG)
+
+    async def loads():
+        return await dear.load(), await target.load()
+
+    def is_free(found):
+        held, verified = found
+        used = held.num_sessions, held.kv_bytes, held.num_kv_streams, verified.num_kv_streams
+        return held.num_rounds > first.num_rounds and not any(used) and verified.num_sessions == 1
+
+    def is_back(found):
+        held, verified = found
+        has_read = held.kv_streamed_bytes > free.kv_streamed_bytes
+        return held.num_rounds > free.num_rounds and has_read and verified.num_sessions == 1
+
+    async with (
+        running(target, dear),
+        Relay(target.address, delay_s=0.01) as wire,
+        routed([wire.address], [dear]) as client,
+    ):
+        await client.generate("first", max_tokens=8, speculation=FORCED)
+        first, _ = await loads()
+        request = asyncio.create_task(client.generate("prompt", **LONG))
+        free, _ = await fleet.eventually(loads, is_free)
+        await fleet.eventually(loads, is_back)
+        result = await request
+    assert result.token_ids == expected.token_ids

@@ -13,12 +13,13 @@ _PIECE = 1 << 16
 class Relay:
     """A TCP relay to a port of this machine, for one event loop.
 
-    `streams` has the bytes of each connection that were sent there, and those that came back.
+    `streams` has the bytes of each connection that were sent there, and those that came back. A
+    piece that comes in passes after `delay_s`.
     """
 
-    def __init__(self, to: str, *, keeps: bool = False) -> None:
+    def __init__(self, to: str, *, keeps: bool = False, delay_s: float = 0.0) -> None:
         self._port = int(to.rpartition(":")[2])
-        self._keeps = keeps
+        self._keeps, self._delay_s = keeps, delay_s
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -113,6 +114,8 @@ class Relay:
             while limit > 0 and (piece := await reader.read(_PIECE)):
                 if self._keeps:
                     kept += piece
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
                 writer.write(piece[:limit])
                 await writer.drain()
                 limit -= len(piece)

@@ -131,9 +131,9 @@ def target_worker(folder: Path, **options: Any) -> Worker:
     return Worker(lambda: target_servicer(folder, **options), TARGET, register_target)
 
 
-def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:
-    """A draft by name, for a directory's model."""
-    config = build(DraftConfig, draft=draft, target_model=str(target), dtype=dtype)
+def draft_worker(draft: str, target: Path, *, dtype: str = "float32", **options: Any) -> Worker:
+    """A draft by name, for a directory's model; `options` are others of its configuration."""
+    config = build(DraftConfig, draft=draft, target_model=str(target), dtype=dtype, **options)
     return Worker(lambda: load_draft(config), DRAFT, register_draft)
 
 
