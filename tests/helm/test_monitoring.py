@@ -171,5 +171,15 @@ def test_variables_are_asked_of_series_that_have_their_label():
         assert at["allValue"] == ".*"  # what has no such label belongs to all
 
 
+def test_panels_of_engines_are_of_the_models_that_are_chosen_for_them():
+    rows = [at["title"] for at in BOARD["panels"] if at["type"] == "row"]
+    assert {"Target", "Draft"} < set(rows)
+    row = ""
+    for panel in BOARD["panels"]:
+        row = panel["title"] if panel["type"] == "row" else row
+        for target in panel.get("targets", ()) if row in {"Target", "Draft"} else ():
+            assert 'slipstream_model=~"$engines"' in target["expr"], panel_name(panel)
+
+
 def test_prometheus_understands_every_expression(tmp_path):
     check_expressions(tmp_path, (filled(target["expr"]) for _, target in targets()))
