@@ -6,7 +6,7 @@
 {{- toYaml $autoscaling.hpa.behavior -}}
 {{- else -}}
 scaleUp:
-  stabilizationWindowSeconds: 30
+  stabilizationWindowSeconds: {{ ternary 60 0 (eq .part "draft") }}{{/* without drafts rounds are plain; without the others requests wait */}}
   selectPolicy: Max
   policies:
     - type: Pods
