@@ -6,7 +6,9 @@ import pytest
 import yaml
 
 from slipstream.cluster.plan import plan_from
-from support.deployment.charts import named, of_kind, pods, rendered, with_values
+from support.deployment.charts import COMPONENT, MODEL, named, of_kind, pods, rendered, with_values
+
+MODELS = ("smollm2-135m", "smollm2-360m-instruct")
 
 
 def ray_service():
@@ -14,30 +16,30 @@ def ray_service():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, of pydantic
-def test_serve_takes_its_options_and_so_do_the_pools():
+def test_serve_takes_its_options_and_so_do_the_pools_of_each_model():
     from ray.serve.schema import ServeDeploySchema
 
     config = ServeDeploySchema(**yaml.safe_load(ray_service()["serveConfigV2"]))
-    (application,) = config.applications
-    assert application.import_path == "slipstream.cluster.app:build"
-    plan = plan_from(application.args)
-    assert plan.config == "/etc/slipstream/config/model-smollm2-135m.toml"
-    assert {role: pool.port for role, pool in plan.pools().items()} == {
-        "target": 50061,
-        "draft": 50062,
-    }
+    for application, model in zip(config.applications, MODELS, strict=True):
+        assert application.import_path == "slipstream.cluster.app:build"
+        plan = plan_from(application.args)
+        assert plan.config == f"/etc/slipstream/config/model-{model}.toml"
+        ports = {role: pool.port for role, pool in plan.pools().items()}
+        assert ports == {"target": 50061, "draft": 50062}
 
 
 def test_every_pool_has_workers_of_its_own_with_room_for_one_replica_each():
     spec = ray_service()
-    args = yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"]
-    for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
-        pool = args[group["groupName"]]
-        assert json.loads(json.loads(group["rayStartParams"]["resources"])) == pool["resources"]
-        assert (group["minReplicas"], group["maxReplicas"]) == (
-            pool["min_replicas"],
-            pool["max_replicas"],
-        )
+    groups = {at["groupName"]: at for at in spec["rayClusterConfig"]["workerGroupSpecs"]}
+    for application in yaml.safe_load(spec["serveConfigV2"])["applications"]:
+        for role in ("target", "draft"):
+            group = groups.pop(f"{role}-{application['name']}")
+            pool, labels = application["args"][role], group["template"]["metadata"]["labels"]
+            assert json.loads(json.loads(group["rayStartParams"]["resources"])) == pool["resources"]
+            most = group["minReplicas"], group["maxReplicas"]
+            assert most == (pool["min_replicas"], pool["max_replicas"])
+            assert (labels[COMPONENT], labels[MODEL]) == (role, application["name"])
+    assert not groups
 
 
 def test_pools_on_ray_are_not_deployments_too_but_reached_by_the_same_services():
@@ -47,13 +49,13 @@ def test_pools_on_ray_are_not_deployments_too_but_reached_by_the_same_services()
     for role in ("draft", "target"):
         wanted = named(documents, "Service", f"demo-slipstream-{role}")["spec"]["selector"]
         found = [pod for pod in pods(documents) if wanted.items() <= pod.labels.items()]
-        assert [pod.owner for pod in found] == ["RayService/demo-slipstream-ray"]
+        assert [pod.owner for pod in found] == ["RayService/demo-slipstream-ray"] * len(MODELS)
 
 
 def test_without_drafts_there_is_no_pool_of_them():
     documents = with_values({"draft.enabled": False}, "ray")
     spec = named(documents, "RayService", "demo-slipstream-ray")["spec"]
-    (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
-    assert group["groupName"] == "target"
+    groups = [at["groupName"] for at in spec["rayClusterConfig"]["workerGroupSpecs"]]
+    assert groups == [f"target-{model}" for model in MODELS]
     args = yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"]
     assert plan_from(args).draft is None

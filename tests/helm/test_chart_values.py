@@ -138,7 +138,6 @@ CANT = {
     "two models of one name": {"models": [{"name": "a/A@1"}, {"name": "a/A@2"}]},
     "two models of one name in objects": {"models": [{"name": "a/A.b"}, {"name": "/A_B"}]},
     "a model of no name in objects": {"models": [{"name": "a/_"}]},
-    "two models on Ray": {"ray.enabled": True, "models": [{"name": "a"}, {"name": "b"}]},
     "a fault in what a model overrides": {
         "models": [{"name": "a", "overrides": {"target": {"config": {"device": "cuda"}}}}]
     },

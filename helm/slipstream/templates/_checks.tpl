@@ -37,9 +37,6 @@
 {{- if hasKey $objects $object -}}
 {{- fail (printf "models[%d].name is %s, but models[%d].name is %s: objects of both would be named %s" $i .name (int (get $objects $object)) (index $.Values.models (get $objects $object)).name $object) -}}
 {{- end -}}
-{{- if and $i $.Values.ray.enabled -}}
-{{- fail (printf "models[%d].name is %s, but ray.enabled serves one model: install a release for each" $i .name) -}}
-{{- end -}}
 {{- $_ := set $served $name $i -}}
 {{- $_ := set $objects $object $i -}}
 {{- end -}}

@@ -1,4 +1,5 @@
-{{/* Drafts and targets as Ray Serve deployments: one group of Ray's workers per pool, a replica a pod. */}}
+{{/* Drafts and targets as Ray Serve deployments: an application per model, one group of Ray's workers per pool, a replica a
+pod. */}}
 
 {{/* Refuse values that do not go together, in one sentence. */}}
 {{- define "slipstream.ray.check" -}}
@@ -35,16 +36,22 @@
 {{- ternary $values.autoscaling.maxReplicas $values.replicas .root.Values.ray.autoscaling.enabled | int -}}
 {{- end -}}
 
-{{/* Configuration of Ray Serve: docs/ray.md has the arguments. */}}
+{{/* Name of a model's pool: of its workers, and of the resource that only these have. */}}
+{{- define "slipstream.ray.pool" -}}
+{{ .part }}-{{ .root.Values.model.object }}
+{{- end -}}
+
+{{/* Configuration of Ray Serve for a list of models: docs/ray.md has the arguments. */}}
 {{- define "slipstream.ray.serve" -}}
 proxy_location: EveryNode
 http_options:
-  host: {{ ternary "'::'" "0.0.0.0" .Values.ipv6 }}
+  host: {{ ternary "'::'" "0.0.0.0" (first .).Values.ipv6 }}
   port: 8000
 applications:
-  - name: slipstream
+  {{- range $root := . }}
+  - name: {{ .Values.model.object }}
     import_path: slipstream.cluster.app:build
-    route_prefix: /
+    route_prefix: /{{ .Values.model.object }}
     args:
       config: /etc/slipstream/config/{{ include "slipstream.config.file" (dict "root" . "part" "target") }}
       grace_s: {{ include "slipstream.ray.grace" . }}
@@ -52,24 +59,25 @@ applications:
       draft: null
       {{- end }}
       {{- range $role := include "slipstream.ray.roles" . | fromJsonArray }}
-      {{- $values := index $.Values $role }}
-      {{- $part := dict "root" $ "part" $role }}
+      {{- $values := index $root.Values $role }}
+      {{- $part := dict "root" $root "part" $role }}
       {{ $role }}:
         min_replicas: {{ include "slipstream.ray.least" $part }}
         max_replicas: {{ include "slipstream.ray.most" $part }}
         num_cpus: 1
         num_gpus: {{ $values.gpu.count }}
         resources:
-          slipstream_{{ $role }}: 1
+          {{ include "slipstream.ray.pool" $part }}: 1
         port: {{ $values.ports.grpc }}
-        {{- if $.Values.metrics.enabled }}
-        metrics_port: {{ $.Values.metrics.port }}
+        {{- if $root.Values.metrics.enabled }}
+        metrics_port: {{ $root.Values.metrics.port }}
         {{- end }}
-        load_per_replica: {{ index $.Values.ray.autoscaling.loadPerReplica $role }}
-        look_back_s: {{ $.Values.ray.autoscaling.lookBackSeconds }}
-        upscale_delay_s: {{ $.Values.ray.autoscaling.upscaleDelaySeconds }}
+        load_per_replica: {{ index $root.Values.ray.autoscaling.loadPerReplica $role }}
+        look_back_s: {{ $root.Values.ray.autoscaling.lookBackSeconds }}
+        upscale_delay_s: {{ $root.Values.ray.autoscaling.upscaleDelaySeconds }}
         downscale_delay_s: {{ $values.autoscaling.scaleDownSeconds }}
       {{- end }}
+  {{- end }}
 {{- end -}}
 
 {{/* The longer grace of both pools, which stop together. */}}
