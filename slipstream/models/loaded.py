@@ -71,7 +71,7 @@ def made_of(
         tokenizer_hash=tokenizer.vocab_hash,
         path=path,
         num_token_ids=tokenizer.num_ids,
-        stop_token_ids=frozenset(token for token in ends if token < tokenizer.num_ids),
+        stop_token_ids=frozenset(ends.intersection(range(tokenizer.num_ids))),
     )
 
 

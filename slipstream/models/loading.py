@@ -63,7 +63,8 @@ def sizes_of(model: "WeightSource | PreTrainedModel", num_ranks: int = 1) -> Mod
         return model.outline()
     from slipstream.models.torch.transformers_model import outline_of
 
-    return outline_of(model, num_ranks)
+    with reading(type(model).__name__):
+        return outline_of(model, num_ranks)
 
 
 def causal_model(

@@ -105,7 +105,8 @@ def require_harmless(config: Mapping[str, Any], known: Collection[str], prefix: 
     usual = _UNREAD.get(config["model_type"], {})
     for name, value in config.items():
         is_harmless = not prefix and _HARMLESS.fullmatch(name) is not None
-        is_known = name in known or is_harmless or value in usual.get(name, ())
+        is_off = name == "sliding_window" and config.get("use_sliding_window") is False
+        is_known = name in known or is_harmless or is_off or value in usual.get(name, ())
         if not is_known and not _is_neutral(name, value):
             raise WeightsError(
                 f"config.json has {prefix}{shown([name])} of {value!r:.60}, which models of type"

@@ -65,9 +65,10 @@ def gguf_in(folder: Path) -> Path | None:
 
 
 def _ggufs(folder: Path) -> list[Path]:
-    """Return the GGUF files of models, of split ones the first part; readers of images are none."""
+    """Return the GGUF files of models, of split ones the first part; readers of images and figures
+    of importance are none."""
     files = {gguf_parts(file)[0] for file in folder.glob("*.gguf")}
-    return sorted(file for file in files if "mmproj" not in file.name)
+    return sorted(file for file in files if not re.search("mmproj|imatrix", file.name.lower()))
 
 
 def _missing_weights(folder: Path) -> str | None:
@@ -230,10 +231,11 @@ def shown(names: Sequence[str]) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """Return the first line of an error's message in at most 300 printable characters, or its type
-    where there is none, or a key alone."""
+    """Return the first line of an error's message, and the next where that is a heading, in at most
+    300 printable characters, or its type where there is none, or a key alone."""
     lines = str(error).strip().splitlines()
     if not lines or isinstance(error, KeyError):
         return " ".join([type(error).__name__, *lines[:1]])[:300]
-    line = "".join(char if char.isprintable() else "?" for char in lines[0])
+    line = " ".join(map(str.strip, lines[: 1 + lines[0].endswith(":")]))
+    line = "".join(char if char.isprintable() else "?" for char in line)
     return line[:300].rstrip(".")

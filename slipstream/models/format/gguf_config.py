@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.format.gguf_file import GgufFile
-from slipstream.models.format.gguf_tokenizer import turn_ends
+from slipstream.models.format.gguf_tokenizer import of_kind, turn_ends
 
 _LAYER_TENSORS: Mapping[str, str] = {
     "input_layernorm": "attn_norm",
@@ -55,6 +55,8 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "llama": GgufFamily("llama", in_pairs=True),
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3"),
+    "smollm3": GgufFamily("smollm3", in_pairs=True),
+    "gemma": GgufFamily("gemma", adds_one=True),
     "granite": GgufFamily("granite", _SCALES, in_pairs=True),
     "olmo2": GgufFamily("olmo2", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}),
     "gemma3": GgufFamily(
@@ -135,12 +137,14 @@ class _Fields:
         Raises `WeightsError` for a field without either, of another type, or not the same for all
         layers.
         """
-        value = self._left.pop(name, default[0] if default else None)
+        if name not in self._left and not default:
+            raise WeightsError(f"{self.file.name} lacks {self._prefix}{name}")
+        value = self._left.pop(name, *default)
         if isinstance(value, list) and value and value == value[:1] * len(value):
             value = value[0]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if (found := of_kind(value, kind)) is None:
             raise self.refused(name, value, f"but must be of the type {kind.__name__}")
-        return value
+        return found
 
     def count(self, name: str, *default: int) -> int:
         """Return a number above 0. Raises `WeightsError` as `read` does."""
@@ -183,8 +187,6 @@ def _sizes(fields: _Fields) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in fields.file.tensors,
     }
-    if fields.name != "gemma3":
-        found["hidden_act"] = "silu"
     return found
 
 
@@ -285,12 +287,10 @@ def _alternating(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     if "sliding_window" not in config:
         raise fields.refused("attention.sliding_window", None, "but must be above 0")
     kinds = ("sliding_attention", "full_attention")
-    is_largest = layers == _LARGEST
+    dim = config["hidden_size"] // heads if layers == _LARGEST else config["head_dim"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config["hidden_size"] // heads
-        if is_largest
-        else config["head_dim"],
+        "query_pre_attn_scalar": dim,
         "layer_types": [kinds[(layer + 1) % period == 0] for layer in range(layers)],
         "rope_parameters": {
             kinds[0]: {"rope_type": "default", "rope_theta": theta},

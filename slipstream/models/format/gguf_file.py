@@ -4,6 +4,7 @@ Everything is checked against the file's length before it is read: files come fr
 """
 
 import glob
+import json
 import math
 import mmap
 import re
@@ -49,33 +50,12 @@ class BlockType:
     num_bytes: int
 
 
+TABLES = json.loads((Path(__file__).parent / "gguf.json").read_text(encoding="utf-8"))
+"""Types of weights that files may have, and fields of tokenizers with what they may name."""
 TYPES: Mapping[int, BlockType] = {
-    number: BlockType(*size)
-    for number, size in {
-        0: ("F32", 1, 4),
-        1: ("F16", 1, 2),
-        2: ("Q4_0", 32, 18),
-        3: ("Q4_1", 32, 20),
-        6: ("Q5_0", 32, 22),
-        7: ("Q5_1", 32, 24),
-        8: ("Q8_0", 32, 34),
-        10: ("Q2_K", 256, 84),
-        11: ("Q3_K", 256, 110),
-        12: ("Q4_K", 256, 144),
-        13: ("Q5_K", 256, 176),
-        14: ("Q6_K", 256, 210),
-        20: ("IQ4_NL", 32, 18),
-        23: ("IQ4_XS", 256, 136),
-        30: ("BF16", 1, 2),
-        39: ("MXFP4", 32, 17),
-    }.items()
+    int(number): BlockType(*size) for number, size in TABLES["types"].items()
 }
 """The types that can be read, by their numbers in files."""
-_OTHER_TYPES = {
-    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
-    **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
-    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +125,12 @@ def gguf_parts(path: Path) -> list[Path]:
         return [path]
     pattern = f"{glob.escape(found[1])}-[0-9][0-9][0-9][0-9][0-9]-of-{found[2]}.gguf"
     return sorted(path.parent.glob(pattern)) or [path]
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a file begins as GGUF files do, whatever its name."""
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 class _Part:
@@ -227,10 +213,10 @@ class _Reader:
         shape = tuple(self._number("Q") for _ in range(dimensions))
         number, offset = self._number("I"), self._number("Q")
         if number not in TYPES:
+            kind = TABLES["other_types"].get(str(number), number)
             raise WeightsError(
-                f"{self._name} has weights of type {_OTHER_TYPES.get(number, number)} ({name}),"
-                " which can't be read here; types that can:"
-                f" {', '.join(kind.name for kind in TYPES.values())}"
+                f"{self._name} has weights of type {kind} ({name}), which can't be read here; types"
+                f" that can: {', '.join(known.name for known in TYPES.values())}"
             )
         kind = TYPES[number]
         if shape[0] % kind.elements:

@@ -4,6 +4,9 @@ Every field under `tokenizer.` is read, known to change no token, or refused by 
 pre-tokenizers are llama.cpp's; their patterns are those of the models' own tokenizer.json.
 """
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,36 +23,20 @@ from tokenizers import (
 )
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.format.gguf_file import GgufFile
+from slipstream.models.format.gguf_file import TABLES, GgufFile
 from slipstream.text.template import default_template
 from slipstream.text.tokenizer import TextTokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Token types. Control tokens are special; those that users define are found before merging."""
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_READ = {
-    *("model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token"),
-    *("add_space_prefix", "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"),
-    *("unknown_token_id", "padding_token_id"),
-}
-_WITHOUT_EFFECT = {
-    *("seperator_token_id", "cls_token_id", "mask_token_id", "token_type_count"),
-    *(f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep")),
-    *("prefix_token_id", "suffix_token_id", "middle_token_id", "add_sep_token"),
-}
-"""Fields for tasks other than going on from a text."""
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "add_eos_token": (False,),
-    "remove_extra_whitespaces": (False,),
-    "precompiled_charsmap": ([],),
-}
-"""Fields that can't be honoured, and the values at which they change nothing."""
+_KNOWN = {*TABLES["read"], *TABLES["without_effect"]}
+"""Fields that are read, and those for tasks other than going on from a text."""
 _TEMPLATE = "tokenizer.chat_template"
-_TURN_ENDS = {
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
-    *("<|end_of_text|>", "<end_of_utterance>", "<EOT>", "[EOT]", "<eos>", "</s>", "<|return|>"),
-    *("<|call|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-}
+_MARKED = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_turn>|<end_of_utterance>")
+"""Names of control tokens in files without token types."""
+_WITH_SPACES = {"<unk>", "<s>", "<|endoftext|>"}
+_TURN_ENDS = set(TABLES["turn_ends"])
 """Control tokens that end a turn, also in files that have no field for them."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -77,21 +64,18 @@ class _Split:
     is_nfc: bool = False
 
 
-_GPT2, _DIGITS = _Split(), _Split(digits=True)
-_LLAMA3 = _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS, whole_words=True, bos=True)
-_CL100K = _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS)
 _ONE_DIGIT = _WORDS + r"\p{N}" + _OTHERS
-_O200K = _Split(_cased(_ENDING) + r"\p{N}{1,3}" + _SLASHES)
-_SPLITS: Mapping[str, _Split] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "a.x-4.0", "mellum"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _CL100K),
+_KINDS = {
+    "gpt2": _Split(),
+    "digits": _Split(digits=True),
+    "llama3": _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS, whole_words=True, bos=True),
+    "cl100k": _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS),
     "qwen2": _Split(_ONE_DIGIT, is_nfc=True),
-    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _Split(_ONE_DIGIT)),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _O200K),
+    "one_digit": _Split(_ONE_DIGIT),
+    "o200k": _Split(_cased(_ENDING) + r"\p{N}{1,3}" + _SLASHES),
     "tekken": _Split(_cased("") + r"\p{N}" + _SLASHES, whole_words=True, bos=True),
 }
+_SPLITS = {name: _KINDS[kind] for kind, names in TABLES["splits"].items() for name in names}
 
 
 def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
@@ -106,13 +90,25 @@ def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
 
 def turn_ends(file: GgufFile) -> list[int]:
     """Return the ids that end a turn: those of the fields for ends of text, turn and message, and
-    added tokens with the usual names but the unknown token."""
+    added tokens with the usual names but the unknown token; `</s>` of users is HTML's."""
     fields = TokenizerFields(file)
     roles = ("eos", "eot", "eom", "unknown")
     *ids, unknown = (fields.get(f"{role}_token_id", int, None) for role in roles)
-    added = fields.numbers(_CONTROL, _USER_DEFINED)
+    added = fields.numbers(_USER_DEFINED)
+    added.pop("</s>", None)
+    added |= fields.numbers(_CONTROL)
     named = {added[token] for token in _TURN_ENDS & added.keys()}
     return sorted((named - {unknown}).union(it for it in ids if it is not None))
+
+
+def of_kind(value: Any, kind: type) -> Any:
+    """Return the value of a field as one of a type, None for one of another. Files also have 0 and
+    1 for flags, and whole numbers for others."""
+    if isinstance(value, int) and (kind is float or (kind is bool and value in (0, 1))):
+        value = kind(value)
+    is_number = kind is not float or (isinstance(value, float) and math.isfinite(value))
+    is_whole = kind is not int or not isinstance(value, bool)
+    return value if isinstance(value, kind) and is_number and is_whole else None
 
 
 class TokenizerFields:
@@ -127,17 +123,16 @@ class TokenizerFields:
             if name.startswith("tokenizer.ggml.")
         }
         for name, value in self._given.items():
-            is_known = name in _READ or name in _WITHOUT_EFFECT
-            if (
-                not is_known
-                and value not in (False, "", [])
-                and value not in _NEUTRAL.get(name, ())
-            ):
+            if name not in _KNOWN and value not in (False, "", []):
                 raise self.refused(name, "which is not supported")
         if "tokenizer.rwkv.world" in file.fields:
             raise WeightsError(f"{file.name} has a tokenizer.rwkv.world, which is not supported")
-        self.tokens: list[str] = self._strings("tokens")
-        self.types: list[int] = self.get("token_type", list, [_NORMAL] * len(self.tokens))
+        given = self._strings("tokens")
+        self.tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(given)]
+        usual = [_CONTROL if _MARKED.fullmatch(token) else _NORMAL for token in self.tokens]
+        self.types: list[int] = self.get("token_type", list, usual)
+        if any(kind not in range(_BYTE + 1) for kind in self.types):
+            raise self.refused("token_type", f"but must have numbers from 0 to {_BYTE}")
         if len(self.types) != len(self.tokens):
             raise WeightsError(
                 f"{file.name} has {len(self.tokens)} tokens, but {len(self.types)} token types"
@@ -151,13 +146,17 @@ class TokenizerFields:
         ):
             end -= 1
         self.tokens, self.types = self.tokens[:end], self.types[:end]
+        if len(set(self.tokens)) < end:
+            token, count = Counter(self.tokens).most_common(1)[0]
+            raise WeightsError(f"{file.name} has the token {token!r:.40} {count} times")
 
     def get(self, name: str, kind: type, *default: Any) -> Any:
         """Return a field of a type, or the default. Raises `WeightsError` without either."""
-        if name not in self._given and default:
-            return default[0]
-        value = self._given.get(name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if name not in self._given:
+            if default:
+                return default[0]
+            raise WeightsError(f"{self._file.name} lacks tokenizer.ggml.{name}")
+        if (value := of_kind(self._given[name], kind)) is None:
             raise self.refused(name, f"but must be of the type {kind.__name__}")
         return value
 
@@ -189,6 +188,8 @@ class TokenizerFields:
 
 def _byte_level(fields: TokenizerFields) -> Tokenizer:
     split = _split(fields)
+    if fields.get(name := "add_space_prefix", bool, False):
+        raise fields.refused(name, "which is not supported for gpt2")
     vocab = {token: number for number, token in enumerate(fields.tokens)}
     model = models.BPE(vocab=vocab, merges=fields.merges(), ignore_merges=split.whole_words)
     backend = Tokenizer(model)
@@ -254,7 +255,12 @@ def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[
 
 def _assembled(file: GgufFile, fields: TokenizerFields, backend: Tokenizer) -> TextTokenizer:
     special, named = fields.numbers(_CONTROL, _UNKNOWN), fields.numbers(_USER_DEFINED)
-    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
+    # Phi-3 reads no spaces and line breaks behind most of them, which no field says.
+    is_phi = (file.fields["general.architecture"], fields.get("model", str)) == ("phi3", "llama")
+    stripped = special.keys() - _WITH_SPACES if is_phi else ()
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, rstrip=token in stripped) for token in special]
+    )
     backend.add_tokens([AddedToken(token, normalized=False) for token in named])
     roles = {role: fields.get(f"{key}_token_id", int, None) for role, key in _ROLES.items()}
     names = {
@@ -264,12 +270,14 @@ def _assembled(file: GgufFile, fields: TokenizerFields, backend: Tokenizer) -> T
     }
     if _adds_bos(fields):
         if "bos_token" not in names:
-            raise fields.refused("add_bos_token", "but there is no bos_token_id")
+            fields.get(name := "bos_token_id", int)
+            raise fields.refused(name, "which is no token, but texts begin with it")
         bos = names["bos_token"]
         backend.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], special_tokens=[(bos, roles["bos"])]
         )
-    backend.add_special_tokens([AddedToken(name, normalized=False) for name in names.values()])
+    others = [name for name in names.values() if name not in special]
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in others])
     return TextTokenizer.from_parts(backend.to_str().encode(), _chat_template(file), names)
 
 
@@ -277,7 +285,7 @@ def _chat_template(file: GgufFile) -> str:
     found = {
         name.removeprefix(_TEMPLATE).removeprefix(".") or "default": value
         for name, value in file.fields.items()
-        if name.startswith(_TEMPLATE)
+        if name == _TEMPLATE or name.startswith(f"{_TEMPLATE}.")  # a list of names is no template
     }
     if odd := [text for text in found.values() if not isinstance(text, str)]:
         raise WeightsError(f"{file.name} has a chat template {odd[0]!r:.40}, which is no text")

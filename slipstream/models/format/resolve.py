@@ -25,7 +25,7 @@ from slipstream.models.format.folder import (
     reading,
     split_revision,
 )
-from slipstream.models.format.gguf_file import GgufFile
+from slipstream.models.format.gguf_file import GgufFile, is_gguf
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.format.wheel import (
     CATALOG,
@@ -154,7 +154,7 @@ def _local_path(name: str) -> Path | None:
     if path is None:
         return None
     if path.is_file():
-        if path.suffix != ".gguf":
+        if path.suffix != ".gguf" and not is_gguf(path):
             raise WeightsError(f"{path} is a file, but a model is a directory or a .gguf file")
         return path
     if lack := missing_part(path):

@@ -6,7 +6,8 @@ that tokenizer_config.json adds.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from slipstream.text.tokenizer import TextTokenizer
 _MORE_TEMPLATES = "additional_chat_templates"
 _ROLES_FILE, _ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_OWN_ROLE = re.compile(r"\w+_token", re.ASCII)
+_OWN_ROLES = ("extra_special_tokens", "model_specific_special_tokens")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 _INDEX = ".safetensors.index.json"
-_READING = 5
+_READING = 6
 """Number of our own way to read tokenizers: what an older one kept is read anew."""
 
 
@@ -65,24 +68,37 @@ def _of_folder(folder: Path) -> TextTokenizer:
             f"{folder.name} reads special tokens as plain text, which chat templates can't work"
             " with"
         )
-    roles = {name: _content(config[name]) for name in _ROLES if config.get(name)}
-    backend = Tokenizer.from_file(str(folder / TOKENIZER))
-    backend.add_tokens(list(_added_tokens(config, roles)))
-    if isinstance(extra := config.get("extra_special_tokens"), dict):  # templates may name them
-        roles |= {name: _content(token) for name, token in extra.items()}
+    backend, roles = Tokenizer.from_file(str(folder / TOKENIZER)), _roles(config)
+    added = backend.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    backend.add_tokens(list(_added_tokens(config, roles, special)))
     return TextTokenizer.from_parts(
         backend.to_str().encode(), default_template(_templates(folder, config)), roles
     )
 
 
-def _added_tokens(config: Mapping[str, Any], roles: Mapping[str, str]) -> Iterator[AddedToken]:
-    """Yield the tokens that are named beside tokenizer.json, in the order of ids."""
+def _roles(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tokens that templates may name: the usual roles, then those of this model."""
+    named = {name: it for name, it in config.items() if _OWN_ROLE.fullmatch(name)}
+    found = {name: it for name, it in named.items() if name in _ROLES or isinstance(it, str | dict)}
+    for field in _OWN_ROLES:
+        own = config.get(field)
+        found |= own if isinstance(own, dict) else {}
+    return {name: _content(it) for name, it in {**dict.fromkeys(_ROLES), **found}.items() if it}
+
+
+def _added_tokens(
+    config: Mapping[str, Any], roles: Mapping[str, str], special: Collection[str]
+) -> Iterator[AddedToken]:
+    """Yield the tokens that are named beside tokenizer.json, in the order of ids; those that are
+    `special` there stay so."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
-    extra = extra.values() if isinstance(extra, dict) else extra
-    named = [*roles.values(), *map(_content, extra)]
+    named = [*roles.values(), *([] if isinstance(extra, dict) else map(_content, extra))]
     given = config.get("added_tokens_decoder", {})
     for _, token in sorted(given.items(), key=lambda item: int(item[0])):
-        yield AddedToken(**{name: token[name] for name in _FLAGS if name in token})
+        flags = {name: token[name] for name in _FLAGS if name in token}
+        is_special = flags.get("special", False) or token["content"] in special
+        yield AddedToken(**{**flags, "special": is_special})
     yield from (AddedToken(text, special=True) for text in named)
 
 

@@ -245,7 +245,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_or_a_bos_past_them_is_refus
 
 def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
     plain = load_model(str(checkpoint)).stop_token_ids
-    change_config(checkpoint, eos_token_id=[*plain, 999], pad_token_id=4000)
+    change_config(checkpoint, eos_token_id=[*plain, 999, -1], pad_token_id=4000)
     loaded = load_model(str(checkpoint))
     assert loaded.stop_token_ids == plain
     causal_model(loaded.model)

@@ -28,6 +28,8 @@ FILES = {
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}, PLAIN),
     "qwen2": ("qwen2", {"use_sliding_window": False}, PLAIN),
     "qwen3": ("qwen3", {"use_sliding_window": False, "layer_types": None}, PLAIN),
+    "smollm3": ("smollm3", {"use_sliding_window": False}, {"rope.freq_base": 2000000.0}),
+    "gemma": ("gemma", {}, PLAIN),
     "granite": ("granite", {}, {**PLAIN, **SCALES}),
     "olmo2": ("olmo2", {}, PLAIN),
     "gemma3": (
@@ -93,9 +95,9 @@ def tensors(model, arch):
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         values, which = weight.detach().numpy(), heads.get(name.split(".")[-2])
-        if which and arch in ("llama", "granite"):
+        if which and arch in ("llama", "granite", "smollm3"):
             values = interleaved(values, SIZES[which])
-        if name.endswith("norm.weight") and arch == "gemma3":
+        if name.endswith("norm.weight") and arch.startswith("gemma"):
             values = values + np.float32(1)
         yield names.get_name(name, try_suffixes=(".weight", ".bias")), values
 

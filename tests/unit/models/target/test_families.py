@@ -166,6 +166,20 @@ def test_fields_that_change_nothing_are_accepted(family):
     account_fields(AutoConfig.for_model(family, **SIZES, **OPTIONS[family]).to_dict())
 
 
+def test_a_window_that_is_switched_off_changes_nothing():
+    account_fields(config_of("llama", sliding_window=9, use_sliding_window=False))
+    for other in ({}, {"use_sliding_window": True}):
+        with pytest.raises(WeightsError, match="sliding_window of"):
+            account_fields(config_of("llama", sliding_window=9, **other))
+
+
+def test_mistral_with_kinds_of_layers_is_ministral():
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 9}
+    first, second = (parse(config_of(name, **layers)) for name in ("mistral", "ministral"))
+    assert first == second
+    assert first.windows == (9, 0, 9, 0)
+
+
 WRONG = {
     int: ("3", -1.5, True, {}),
     float: ("3", True, {}, -1.0, float("nan"), float("inf")),
