@@ -264,12 +264,13 @@ def _long_factors(
     fields: _Fields, config: Mapping[str, Any], rope: Mapping[str, Any]
 ) -> dict[str, Any]:
     short, long = (fields.factors(f"{name}.weight") for name in LONG_FACTORS)
-    if short is None and rope["rope_type"] == "default":
+    longest = config.get(_ORIGINAL, config["max_position_embeddings"])
+    is_plain = longest >= config["max_position_embeddings"]
+    if short is None and rope["rope_type"] == "default" and is_plain:
         return {}
     if short is None:
         raise WeightsError(f"the weights in {fields.file.name} lack {LONG_FACTORS[0]}.weight")
     scale = fields.read("rope.scaling.attn_factor", float, 0.0)
-    longest = config.get(_ORIGINAL, config["max_position_embeddings"])
     return {
         "rope_type": "longrope",
         "short_factor": short,

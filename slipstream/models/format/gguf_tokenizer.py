@@ -34,7 +34,7 @@ _KNOWN = {*TABLES["read"], *TABLES["without_effect"]}
 """Fields that are read, and those for tasks other than going on from a text."""
 _TEMPLATE = "tokenizer.chat_template"
 _MARKED = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_turn>|<end_of_utterance>")
-"""Names of control tokens in files without token types."""
+"""Names of control tokens, also where files have no types or call them plain."""
 _WITH_SPACES = {"<unk>", "<s>", "<|endoftext|>"}
 _TURN_ENDS = set(TABLES["turn_ends"])
 """Control tokens that end a turn, also in files that have no field for them."""
@@ -129,14 +129,15 @@ class TokenizerFields:
             raise WeightsError(f"{file.name} has a tokenizer.rwkv.world, which is not supported")
         given = self._strings("tokens")
         self.tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(given)]
-        usual = [_CONTROL if _MARKED.fullmatch(token) else _NORMAL for token in self.tokens]
-        self.types: list[int] = self.get("token_type", list, usual)
-        if any(kind not in range(_BYTE + 1) for kind in self.types):
+        types = self.get("token_type", list, [_NORMAL] * len(given))
+        if any(kind not in range(_BYTE + 1) for kind in types):
             raise self.refused("token_type", f"but must have numbers from 0 to {_BYTE}")
-        if len(self.types) != len(self.tokens):
-            raise WeightsError(
-                f"{file.name} has {len(self.tokens)} tokens, but {len(self.types)} token types"
-            )
+        if len(types) != len(given):
+            raise WeightsError(f"{file.name} has {len(given)} tokens, but {len(types)} token types")
+        self.types: list[int] = [
+            _CONTROL if kind == _NORMAL and _MARKED.fullmatch(token) else kind
+            for token, kind in zip(self.tokens, types, strict=True)
+        ]
         end, table = len(self.tokens), file.tensors.get("token_embd.weight")
         rows = end if table is None else table.shape[0]
         # Before the names that fill the embedding up, and added tokens past it.

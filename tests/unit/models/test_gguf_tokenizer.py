@@ -27,12 +27,9 @@ def tokenizer_of(path, family="llama", **fields):
 @pytest.mark.parametrize(
     ("kind", "roles", "expected"),
     [
-        *((3, {}, {0, 5}), (4, {}, {0, 5}), (1, {}, {0}), (3, {"unknown": 5}, {0})),
-        *(
-            (3, {"eot": 7}, {0, 5, 7}),
-            (1, {"eom": 9}, {0, 9}),
-            (1, {"eot": 7, "eom": 9}, {0, 7, 9}),
-        ),
+        *((kind, {}, {0, 5}) for kind in (1, 3, 4)),
+        *((3, {"unknown": 5}, {0}), (3, {"eot": 7}, {0, 5, 7}), (5, {"eom": 9}, {0, 9})),
+        (5, {"eot": 7, "eom": 9}, {0, 7, 9}),
     ],
 )
 def test_tokens_with_a_role_or_a_usual_name_end_an_answer(name, kind, roles, expected, tmp_path):
@@ -62,12 +59,14 @@ def test_tokens_have_names_of_their_own(tmp_path):
         read_gguf_tokenizer(GgufFile(small(tmp_path / "b.gguf", **fields)))
 
 
-def test_without_token_types_control_tokens_are_those_with_the_usual_names(tmp_path):
+@pytest.mark.parametrize("has_types", [True, False])
+def test_plain_tokens_with_the_usual_names_are_control_tokens(has_types, tmp_path):
     fields = tiny_gguf.padded(0)
     names = ["<|im_start|>", "<end_of_turn>", "<td>", "<|end"]
     fields["tokenizer.ggml.tokens"][5:9] = names
     file = GgufFile(small(tmp_path / "a.gguf", **fields))
-    del file.fields["tokenizer.ggml.token_type"]
+    if not has_types:
+        del file.fields["tokenizer.ggml.token_type"]
     tokenizer = read_gguf_tokenizer(file)
     found = [tokenizer.encode(name, add_special_tokens=False) for name in names]
     assert [ids == [5 + place] for place, ids in enumerate(found)] == [True, True, False, False]
