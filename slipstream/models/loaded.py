@@ -17,6 +17,7 @@ from slipstream.core.types import SamplingParams
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
 from slipstream.models.format.folder import brief, gguf_in, reading, shown
+from slipstream.models.format.gguf_file import GgufFile
 from slipstream.models.format.resolve import short_name
 from slipstream.models.format.tokenizer import NumberedTokenizer
 from slipstream.models.machine import require_torch
@@ -30,10 +31,12 @@ from slipstream.text.tokenizer import TextTokenizer
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _GENERATION = "generation_config.json"
+_SAMPLING = "general.sampling."
+_SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 _HARMLESS = re.compile(
     r"_.*|.*_version|(bos|eos|pad|decoder_start)_token_id|do_sample|max_.*|.*cache.*|return_.*"
     r"|output_.*|(num_)?assistant_.*|num_return_sequences|(length|diversity)_penalty|early_stopping"
-    r"|.*compile.*|renormalize_logits|remove_invalid_values|chat_format|trust_remote_code"
+    r"|.*compile.*|mirostat_.*|xtc_threshold|renormalize_logits|remove_invalid_values|chat_format|trust_remote_code"
 )
 """Fields of a generation_config.json that change no token of an answer, or only with beams."""
 _ONE = re.compile(r"num_beams|num_beam_groups|typical_p|.*_penalty|guidance_scale")
@@ -76,31 +79,50 @@ def made_of(
 
 
 def sampling_defaults(path: Path) -> dict[str, float]:
-    """Return the sampling defaults of a model's generation_config.json, by the names of
-    `MODEL_DEFAULTS`; a warning names what else there changes answers.
+    """Return the sampling defaults of a model's generation_config.json, or else of its GGUF file,
+    by the names of `MODEL_DEFAULTS`; a warning names what else there changes answers.
 
     Raises `WeightsError` for a file that can't be read or a value out of range.
     """
-    given = {name: it for name, it in generation_config(path).items() if it not in (None, [], {})}
+    config = generation_config(path)
+    place = f"{_GENERATION if config else _SAMPLING} of {path}"
+    given = {
+        name: it
+        for name, it in (config or _gguf_sampling(path)).items()
+        if it not in (None, [], {}) and (name, it) != ("top_k", -1)
+    }
     found = {name: given[name] for name in MODEL_DEFAULTS if name in given}
     if (is_sampled := given.get("do_sample", True)) not in (True, False):
-        raise WeightsError(f"{_GENERATION} of {path} has do_sample of {is_sampled!r:.60}")
+        raise WeightsError(f"{place} has do_sample of {is_sampled!r:.60}")
     if not is_sampled:
         kept = {name: it for name, it in found.items() if name == "repetition_penalty"}
         found = {"temperature": 0.0, **kept}
     for name, value in found.items():
         is_number = type(value) is int or (type(value) is float and name != "top_k")
         if not is_number or not -1 < value < 2**31:
-            raise WeightsError(f"{_GENERATION} of {path} has {name} of {value!r:.60}")
+            raise WeightsError(f"{place} has {name} of {value!r:.60}")
         try:
             SamplingParams(**{name: value})
         except InvalidRequest as error:
-            raise WeightsError(f"{_GENERATION} of {path} can't be used: {error}") from None
+            raise WeightsError(f"{place} can't be used: {error}") from None
     others = given.keys() - {*MODEL_DEFAULTS}
     neutral = {name for name in others if given[name] in ((0, 1) if _ONE.fullmatch(name) else (0,))}
     if left := sorted(name for name in others - neutral if not _HARMLESS.fullmatch(name)):
-        _LOG.warning("%s of %s has what is not applied: %s", _GENERATION, path, shown(left))
+        _LOG.warning("%s has what is not applied: %s", place, shown(left))
     return found
+
+
+def _gguf_sampling(path: Path) -> Mapping[str, Any]:
+    """Return the fields of a GGUF file for sampling, by the names of generation_config.json."""
+    gguf = find_sources(path)[1]
+    fields = GgufFile(gguf).fields if gguf else {}
+    own = {
+        name.removeprefix(_SAMPLING): fields[name] for name in fields if name.startswith(_SAMPLING)
+    }
+    return {
+        _SAMPLING_NAMES.get(name, name): float(f"{it:.7g}") if isinstance(it, float) else it
+        for name, it in own.items()
+    }
 
 
 def generation_config(path: Path) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import build
 from slipstream.verifying.build import build_target
 from slipstream_target.config import TargetConfig
+from support.models import tiny_gguf
 from support.models.tiny_checkpoint import save_checkpoint
 
 FILE = "generation_config.json"
@@ -25,6 +26,18 @@ KINDS = [
     (GREEDY, {"temperature": 0.0, "repetition_penalty": 1.1}),
     ({"temperature": 0, "top_p": None, "min_p": 0.1}, {"temperature": 0, "min_p": 0.1}),
 ]
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_gguf_file_has_its_own_defaults_where_there_is_no_file(tmp_path, caplog, has_file):
+    own = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "penalty_repeat": 1.0, "xtc_probability": 0.5}
+    more = {f"general.sampling.{name}": value for name, value in own.items()}
+    path = tiny_gguf.write(tmp_path / "a.gguf", lambda _: "F32", hidden=64, more=more)
+    if has_file:
+        (tmp_path / FILE).write_text('{"min_p": 0.25, "top_k": -1}')
+    expected = {"min_p": 0.25} if has_file else {**SAMPLED, "repetition_penalty": 1.0}
+    assert sampling_defaults(path) == expected
+    assert ("general.sampling." in caplog.text and "xtc_probability" in caplog.text) is not has_file
 
 
 @pytest.mark.parametrize(("about", "expected"), KINDS)
