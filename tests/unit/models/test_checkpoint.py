@@ -251,41 +251,29 @@ def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
     causal_model(loaded.model)
 
 
-NUMBERINGS = {
-    "added tokens": ({}, {"added": ("<a>",)}, None),
-    "fewer added ones": ({"added": ("<a>", "<b>")}, {"added": ("<a>",)}, None),
-    "another added one": (
-        *({"added": ("<a>", "<b>")}, {"added": ("<a>", "<c>")}),
-        "token 260 is '<c>' of the draft small, but '<b>' of the target large",
-    ),
-    "another token": (
-        *({"more": ("aa", "bb")}, {"more": ("aa", "cc"), "added": ("bb",)}),
-        "token 260 is 'cc' of the draft small, but 'bb' of the target large",
-    ),
-    "one token more": (
-        *({"added": ("<a>",)}, {"more": ("aa",), "added": ("<a>",)}),
-        "token 259 is 'aa' of the draft small, but '<a>' of the target large",
-    ),
-    "one token less": (
-        *({"more": ("aa",)}, {}),
-        "token 259 is none of the draft small, but 'aa' of the target large",
-    ),
-    "as many, others added": (
-        *({"more": ("<a>",)}, {"added": ("<a>",)}),
-        "the draft small has 259 tokens before those that were added, but the target large 260",
-    ),
-}
+SENTENCE = "token {} is {} of the draft small, but {} of the target large"
+COUNTS = "the draft small has 259 tokens before those that were added, but the target large 260"
+NUMBERINGS = [
+    ({}, {"added": ("<a>",)}, ()),
+    ({"added": ("<a>", "<b>")}, {"added": ("<a>",)}, ()),
+    ({"added": ("<a>", "<b>")}, {"added": ("<a>", "<c>")}, (260, "'<c>'", "'<b>'")),
+    ({"more": ("aa", "bb")}, {"more": ("aa", "cc"), "added": ("bb",)}, (260, "'cc'", "'bb'")),
+    ({"added": ("<a>",)}, {"more": ("aa",), "added": ("<a>",)}, (259, "'aa'", "'<a>'")),
+    ({"more": ("aa",)}, {}, (259, "none", "'aa'")),
+    ({"more": ("<a>",)}, {"added": ("<a>",)}, COUNTS),
+]
 
 
-@pytest.mark.parametrize("case", NUMBERINGS)
-def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(case, checkpoint):
-    ours, theirs, sentence = NUMBERINGS[case]
+@pytest.mark.parametrize(("ours", "theirs", "fault"), NUMBERINGS)
+def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(
+    ours, theirs, fault, checkpoint
+):
     own, other = map(text_tokenizer, [byte_tokenizer(**ours), byte_tokenizer(**theirs)])
     small = replace(load_model(str(checkpoint)), tokenizer=other, model_id="small")
-    assert same_numbering(own.table.numbering, other.table.numbering) is (sentence is None)
-    if sentence is None:
+    assert same_numbering(own.table.numbering, other.table.numbering) is (not fault)
+    if not fault:
         require_same_numbering("large", own, small)
         return
     with pytest.raises(ModelMismatch) as refused:
         require_same_numbering("large", own, small)
-    assert str(refused.value) == sentence
+    assert str(refused.value) == (fault if fault is COUNTS else SENTENCE.format(*fault))

@@ -22,6 +22,12 @@ VOCAB = 260
 TOKENS = [(at * 37 + 5) % 259 for at in range(70)]  # more than any window here
 PLAIN = {"rope.freq_base": 10000.0}
 SCALES = {"embedding_scale": 3.3, "logit_scale": 1.7, "residual_scale": 0.6, "attention.scale": 0.4}
+FACTS = {
+    **{"context_length": "max_position_embeddings", "embedding_length": "hidden_size"},
+    **{"feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers"},
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
 FILES = {
     "llama": ("llama", {}, PLAIN),
     "llama with windows": ("mistral", {}, {**PLAIN, "attention.sliding_window": 21}),
@@ -36,10 +42,8 @@ FILES = {
         "gemma3_text",
         {"query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
         {
-            "rope.freq_base": 1000000.0,
-            "rope.scaling.type": "linear",
-            "rope.scaling.factor": 3.0,
-            "attention.sliding_window": 25,
+            **{"rope.freq_base": 1000000.0, "rope.scaling.type": "linear"},
+            **{"rope.scaling.factor": 3.0, "attention.sliding_window": 25},
             "attention.sliding_window_pattern": 3,
         },
     ),
@@ -62,15 +66,8 @@ def write(path, name):
     model = family_model(family, **{"vocab_size": VOCAB, **options})
     config, arch = model.config, name.split(" ")[0]
     writer = gguf.GGUFWriter(path, arch)
-    facts = {
-        "context_length": SIZES["max_position_embeddings"],
-        "embedding_length": SIZES["hidden_size"],
-        "feed_forward_length": SIZES["intermediate_size"],
-        "block_count": SIZES["num_hidden_layers"],
-        "attention.head_count": SIZES["num_attention_heads"],
-        "attention.head_count_kv": SIZES["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-    }
+    facts = {field: SIZES[ours] for field, ours in FACTS.items()}
+    facts["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
     if getattr(config, "head_dim", None):
         facts["attention.key_length"] = facts["attention.value_length"] = config.head_dim
     for field, value in {**facts, **fields}.items():
@@ -122,6 +119,13 @@ def test_a_number_that_a_family_can_not_do_without_is_refused_at_nothing(field, 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(WeightsError, match=f"{field} of"):
         patch.setitem(FILES, name, (family, options, {**fields, own: type(fields[own])(0)}))
         load_model(str(write(tmp_path / "own.gguf", name)[0]))
+
+
+def test_phi_3_without_the_factors_that_its_context_needs_is_refused(tmp_path):
+    more = {"phi3.rope.scaling.original_context_length": 64}
+    path = tiny_gguf.write(tmp_path / "own.gguf", lambda _: "F32", "phi3", more=more)
+    with pytest.raises(WeightsError, match=r"lack rope_factors_short\.weight"):
+        load_model(str(path))
 
 
 KIND, FACTOR = "llama.rope.scaling.type", "llama.rope.scaling.factor"

@@ -12,6 +12,8 @@ from support.models import tiny_gguf
 
 SMALL = 64
 """Elements of a hidden state where nothing is computed."""
+NAMED = ("<|im_end|>", "<|endoftext|>", "<end_of_utterance>")
+ROLES = [({"unknown": 5}, {0}), ({"eot": 7, "eom": 9}, {0, 5, 7, 9})]
 
 
 def small(path, family="llama", **more):
@@ -23,13 +25,12 @@ def tokenizer_of(path, family="llama", **fields):
     return read_gguf_tokenizer(GgufFile(small(path, family, **named)))
 
 
-@pytest.mark.parametrize("name", ["<|im_end|>", "<|endoftext|>", "<end_of_utterance>"])
 @pytest.mark.parametrize(
-    ("kind", "roles", "expected"),
+    ("name", "kind", "roles", "expected"),
     [
-        *((kind, {}, {0, 5}) for kind in (1, 3, 4)),
-        *((3, {"unknown": 5}, {0}), (3, {"eot": 7}, {0, 5, 7}), (5, {"eom": 9}, {0, 9})),
-        (5, {"eot": 7, "eom": 9}, {0, 7, 9}),
+        *((name, kind, {}, {0, 5}) for name in NAMED for kind in (1, 3, 4)),
+        *((NAMED[0], 3, roles, ends) for roles, ends in ROLES),
+        *(("</s>", kind, {}, {0, 5} if kind == 3 else {0}) for kind in (1, 3, 4)),  # a tag of HTML
     ],
 )
 def test_tokens_with_a_role_or_a_usual_name_end_an_answer(name, kind, roles, expected, tmp_path):
@@ -37,14 +38,6 @@ def test_tokens_with_a_role_or_a_usual_name_end_an_answer(name, kind, roles, exp
     fields["tokenizer.ggml.tokens"][5] = name
     fields["tokenizer.ggml.token_type"][5] = kind
     fields |= {f"tokenizer.ggml.{role}_token_id": token for role, token in roles.items()}
-    assert load_model(str(small(tmp_path / "ends.gguf", **fields))).stop_token_ids == expected
-
-
-@pytest.mark.parametrize(("kind", "expected"), [(3, {0, 5}), (4, {0})])
-def test_an_end_of_text_of_users_is_a_tag_of_html(kind, expected, tmp_path):
-    fields = tiny_gguf.padded(0)
-    fields["tokenizer.ggml.tokens"][5] = "</s>"
-    fields["tokenizer.ggml.token_type"][5] = kind
     assert load_model(str(small(tmp_path / "ends.gguf", **fields))).stop_token_ids == expected
 
 
@@ -145,17 +138,11 @@ WORDS = ["▁", "a", "b", "▁a", "ab", "▁ab", "▁▁"]
 )
 def test_pieces_are_merged_by_score_with_bytes_for_the_rest(prefix, text, expected, tmp_path):
     scores = [0.0] * len(PIECES) + [-10.0, -10.0, -10.0, -2.0, -3.0, -1.0, -5.0]
-    tokenizer = tokenizer_of(
-        tmp_path / "spm.gguf",
-        model="llama",
-        tokens=[*PIECES, *WORDS],
-        token_type=[2, 3, 3] + [6] * 256 + [1] * len(WORDS),
-        scores=scores,
-        bos_token_id=1,
-        eos_token_id=2,
-        unknown_token_id=0,
-        add_space_prefix=prefix,
-    )
+    types = [2, 3, 3] + [6] * 256 + [1] * len(WORDS)
+    fields = {"model": "llama", "tokens": [*PIECES, *WORDS], "token_type": types, "scores": scores}
+    roles = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    own = {**fields, **roles, "add_space_prefix": prefix}
+    tokenizer = tokenizer_of(tmp_path / "spm.gguf", **own)
     ids = tokenizer.encode(text, add_special_tokens=True)
     assert [tokenizer.table.token(number) for number in ids] == expected
     assert tokenizer.decode(ids) == text
