@@ -19,9 +19,10 @@ Norms = Literal["before", "after", "both"]
 """Position of a block's norms: on its input, on its output, or on both."""
 HeadNorms = Literal["none", "head", "all"]
 """Extent of one norm of queries or keys: nothing, each head, or all heads together."""
-_TABLE = json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8"))
-_FAMILIES: dict[str, Any] = _TABLE["families"]
-_UNREAD: dict[str, dict[str, Any]] = _TABLE["unread"]
+TABLE = json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8"))
+"""Facts of families and of rotary embeddings."""
+_FAMILIES: dict[str, Any] = TABLE["families"]
+_UNREAD: dict[str, dict[str, Any]] = TABLE["unread"]
 _WRAPPERS = {"gemma3": "gemma3_text"}
 """Models of images and text, whose text alone is served, and the family of that."""
 _OUTER = {"text_config", "vision_config", "mm_tokens_per_image", "tie_word_embeddings"}
@@ -32,8 +33,8 @@ _NULL = {"sliding_window", _EOS, "original_max_position_embeddings"}
 """Fields that may be null whatever their default is."""
 _MOST = 2**62
 _SCALE = re.compile(r".*(scale|scaling|multiplier|factor|scalar|pct)")
-_HARMLESS = re.compile("|".join(_TABLE["harmless"]))
-_UNREAD_TENSORS = re.compile("|".join(_TABLE["unread_tensors"]))
+_HARMLESS = re.compile("|".join(TABLE["harmless"]))
+_UNREAD_TENSORS = re.compile("|".join(TABLE["unread_tensors"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Form:
 def defaults(family: str) -> dict[str, Any]:
     """Return the fields that are read of a family's config.json, with their defaults."""
     own = _FAMILIES[family]
-    return {**(defaults(own["like"]) if "like" in own else _TABLE["common"]), **own["fields"]}
+    return {**(defaults(own["like"]) if "like" in own else TABLE["common"]), **own["fields"]}
 
 
 FORMS = {name: Form(**own.get("form", {})) for name, own in _FAMILIES.items()}
@@ -72,7 +73,7 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     found = defaults(config["model_type"])
     for name, default in found.items():
         if name in config:
-            kind = _TYPES.get(_TABLE["types"].get(name), type(default))
+            kind = _TYPES.get(TABLE["types"].get(name), type(default))
             is_null = config[name] is None and (default is None or kind is bool or name in _NULL)
             found[name] = default if is_null and kind is bool else config[name]
             if not is_null and not _is_of(name, config[name], kind):

@@ -28,6 +28,7 @@ PICKLED = (
 )
 """Advice about pickled weights."""
 _PARTIAL = ".partial-"
+_READ = {".safetensors", ".gguf", ".json"}
 PROBE_TIMEOUT_S = 5.0
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}(@\w[\w./-]{0,95})?", re.ASCII)
 _IGNORED = ["*/*", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf"]
@@ -51,6 +52,8 @@ def missing_part(folder: Path, *, has_tokenizer: bool = True) -> str | None:
 def _unready(folder: Path) -> str | None:
     """Return what has to be done before the files of a directory are those of a model."""
     for path in sorted(folder.glob("*.*")):
+        if path.suffix in _READ and path.is_symlink() and not path.exists():
+            return f"{path.name} is a link to a file that is not there"
         if path.is_file() and path.stat().st_size < 1024 and _POINTER in path.read_bytes():
             return f"{path.name} is a pointer of Git LFS alone; `git lfs pull` fetches the file"
     has_adapter = (folder / _ADAPTER).is_file()

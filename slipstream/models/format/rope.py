@@ -13,23 +13,13 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import Array
-from slipstream.models.format.families import defaults, is_number, require_harmless
+from slipstream.models.format.families import TABLE, defaults, is_number, require_harmless
 from slipstream.models.native.library import NotNative
 
-_NEEDED = {
-    "default": (),
-    "linear": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("factor",),
-}
-"""Kinds of rotary embeddings that depend on the position alone, and the numbers they need."""
+_NEEDED, _NUMBERS, _OTHERS = (TABLE["ropes"][part] for part in ("needed", "optional", "other"))
+"""Kinds of rotary embeddings that depend on the position alone, the numbers that they need or may
+have, and their other parameters."""
 _TORCH_ONLY = ("dynamic", "proportional")
-_NUMBERS = {
-    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
-    "longrope": ("attention_factor",),
-}
-_OTHERS = {"yarn": ("truncate",), "longrope": ("short_factor", "long_factor")}
 ORIGINAL, _PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
 _ALL = ("rope_type", "type", "rope_theta", ORIGINAL, "finetuned")
 _LONGEST = "max_position_embeddings"

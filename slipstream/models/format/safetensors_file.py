@@ -61,6 +61,12 @@ class Safetensors:
         """Return whether a tensor is of a type that is multiplied."""
         return self._places[name].type in _PLAIN
 
+    def require_floats(self, names: Iterable[str]) -> None:
+        """Raise `WeightsError` for a tensor of these names in whole numbers, without scales."""
+        for name in self._places.keys() & set(names):
+            if "F" not in (kind := self._places[name].type):
+                raise WeightsError(f"{name} in {self.folder} is quantised ({kind}), unknown how")
+
     def tensor(self, name: str) -> Array:
         """Return a tensor in place. Raises `WeightsError` for a type that is neither plain nor
         FP8."""

@@ -154,6 +154,7 @@ class Checkpoint(WeightSource):
 
     def _check_types(self, names: Iterable[str]) -> None:
         odd = [name for name in names if not self._files.is_plain(name)]
+        self._files.require_floats(odd)
         if odd and not self._is_fp8:
             raise NotNative(f"{odd[0]} is quantised")
         for name in odd:

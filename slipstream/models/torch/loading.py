@@ -15,6 +15,7 @@ from slipstream.models.format.families import require_read
 from slipstream.models.format.folder import quiet_transformers, reading
 from slipstream.models.format.gguf_file import MAX_LAYERS
 from slipstream.models.format.resolve import resolve
+from slipstream.models.format.safetensors_file import Safetensors
 from slipstream.models.format.tokenizer import find_tokenizer, fitted
 from slipstream.models.loaded import (
     LoadedModel,
@@ -84,6 +85,7 @@ def _load_model(
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise WeightsError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
+    Safetensors(folder).require_floats(name for name, _ in model.named_parameters())
     require_read(report["unexpected_keys"], str(folder), model.config.model_type)
     return model
 

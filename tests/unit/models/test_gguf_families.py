@@ -22,6 +22,11 @@ VOCAB = 260
 TOKENS = [(at * 37 + 5) % 259 for at in range(70)]  # more than any window here
 PLAIN = {"rope.freq_base": 10000.0}
 SCALES = {"embedding_scale": 3.3, "logit_scale": 1.7, "residual_scale": 0.6, "attention.scale": 0.4}
+PART = {"rope.dimension_count": 12, "rope.scaling.original_context_length": 256}
+LOCAL = {
+    **{"rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
+    **{"attention.sliding_window": 25, "attention.sliding_window_pattern": 3},
+}
 FACTS = {
     **{"context_length": "max_position_embeddings", "embedding_length": "hidden_size"},
     **{"feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers"},
@@ -38,25 +43,8 @@ FILES = {
     "gemma": ("gemma", {}, PLAIN),
     "granite": ("granite", {}, {**PLAIN, **SCALES}),
     "olmo2": ("olmo2", {}, PLAIN),
-    "gemma3": (
-        "gemma3_text",
-        {"query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
-        {
-            **{"rope.freq_base": 1000000.0, "rope.scaling.type": "linear"},
-            **{"rope.scaling.factor": 3.0, "attention.sliding_window": 25},
-            "attention.sliding_window_pattern": 3,
-        },
-    ),
-    "phi3": (
-        "phi3",
-        {},
-        {
-            **PLAIN,
-            "rope.dimension_count": 12,
-            "rope.scaling.original_context_length": 256,
-            "attention.sliding_window": 33,
-        },
-    ),
+    "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 24, "sliding_window_pattern": 3}, LOCAL),
+    "phi3": ("phi3", {}, {**PLAIN, **PART, "attention.sliding_window": 33}),
 }
 
 

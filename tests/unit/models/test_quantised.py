@@ -72,6 +72,14 @@ def test_fp8_weights_without_scales_of_their_shape_are_refused(checkpoint, load)
         load(str(checkpoint))
 
 
+@pytest.mark.parametrize("load", LOADERS)
+def test_weights_in_whole_numbers_need_a_word_of_how_they_are_quantised(checkpoint, load):
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_weights(checkpoint, **{name: load_file(checkpoint / WEIGHTS)[name].to(torch.int8)})
+    with pytest.raises(WeightsError, match=rf"{name} in .* is quantised \(I8\), unknown how"):
+        load(str(checkpoint))
+
+
 OTHER_KINDS = [
     *(("config.json", {"quant_method": name}, name) for name in ("gptq", "awq", "bitsandbytes")),
     ("config.json", {**FLOATS, "format": "pack-quantized"}, "compressed-tensors pack-quantized"),

@@ -80,6 +80,9 @@ def test_a_directory_without_a_part_is_refused_and_that_is_named(tmp_path, setti
     (folder / lost).unlink()
     with pytest.raises(WeightsError, match=LOST[lost]):
         find_local(str(folder), settings=settings)
+    (folder / lost).symlink_to("nowhere")
+    with pytest.raises(WeightsError, match=f"{lost} is a link to a file that is not there"):
+        find_local(str(folder), settings=settings)
 
 
 UNREADY = {

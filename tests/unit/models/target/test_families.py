@@ -95,13 +95,9 @@ def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, is_old):
     config = Gemma3Config(**parts, mm_tokens_per_image=4, eos_token_id=[1, 106])
     model = Gemma3ForConditionalGeneration(config).float().eval()
     folder = save_model(tmp_path, model)
-    tensors = {
-        name.replace("model.language_model", "language_model.model").replace("model.v", "v")
-        if is_old
-        else name: weight
-        for name, weight in model.state_dict().items()
-        if name != "lm_head.weight"
-    }
+    tensors = {name: it for name, it in model.state_dict().items() if name != "lm_head.weight"}
+    for old, new in (("model.language_model", "language_model.model"), ("model.v", "v")) * is_old:
+        tensors = {name.replace(old, new): weight for name, weight in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(str(folder), dtype="float32")
     assert loaded.stop_token_ids >= {1, 106}
