@@ -35,8 +35,8 @@ class RequestOptions(TypedDict, total=False):
     """The distribution to sample from; greedy by default."""
     model_defaults: Sequence[str]
     """Parameters of `sampling` that give way to the model's default, where it has one."""
-    max_tokens: int
-    """Limit on new tokens, 256 by default."""
+    max_tokens: int | None
+    """Limit on new tokens, 256 by default; None for as many as the context has room for."""
     stop: Sequence[str]
     """Strings that end the text, and are not part of it."""
     stop_token_ids: Sequence[int]
@@ -69,6 +69,8 @@ class RequestOptions(TypedDict, total=False):
     """A regular expression that the whole text matches."""
     continue_final: bool
     """Continue the last message, the assistant's, instead of answering it."""
+    template_kwargs: Mapping[str, Any]
+    """Further variables of the chat template, such as enable_thinking."""
     tools: Sequence[Tool | Mapping[str, Any]]
     """Functions that the model may call, also as OpenAI writes them."""
     tool_choice: str | Mapping[str, Any]
@@ -172,13 +174,14 @@ def _ask(options: RequestOptions) -> Ask:
                 f"tool_choice and a {grammar.kind.value} are given, but a text follows one"
             )
         grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(call_schema(forced)))
-    own = {field.name for field in fields(Ask)}
-    given: dict[str, Any] = {name: value for name, value in options.items() if name in own}
+    known = {field.name for field in fields(Ask)}
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in known}
     for name in ("stop", "stop_token_ids", "model_defaults"):
         given[name] = tuple(given.get(name, ()))
     raw, special = options.get("raw", False), options.get("allow_special_tokens", False)
     shown = () if choice == "none" else tools
-    given["form"] = PromptForm(raw, special, shown, options.get("continue_final", False))
+    continue_final, own = options.get("continue_final", False), options.get("template_kwargs")
+    given["form"] = PromptForm(raw, special, shown, continue_final, json.dumps(own) if own else "")
     given["request_id"] = given.get("request_id") or uuid4().hex
     return Ask(**given, num_logprobs=options.get("logprobs"), grammar=grammar)
 

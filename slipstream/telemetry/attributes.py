@@ -39,7 +39,8 @@ def request_attributes(generation: Generation, *, is_stream: bool) -> Attributes
     """Return what is requested, without most defaults."""
     ask = generation.ask
     values: _Values = dict(operation_attributes(generation, generation.model))
-    values["gen_ai.request.max_tokens"] = ask.max_tokens
+    if ask.max_tokens is not None:
+        values["gen_ai.request.max_tokens"] = ask.max_tokens
     values["gen_ai.request.stream"] = is_stream
     known = _sampling(ask.sampling).items()  # what is left to the model is not known yet
     values |= {key: it for key, it in known if key.rpartition(".")[2] not in ask.model_defaults}

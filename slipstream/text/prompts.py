@@ -17,7 +17,6 @@ from slipstream.core.request.prompt import (
     check_num_bytes,
     checked_prompt,
 )
-from slipstream.core.request.tools import Tool
 from slipstream.text.tokenizer import TextTokenizer
 
 # Stands for the reply that the session already holds. No template trims or rewrites it.
@@ -48,7 +47,7 @@ def encode_prompt(
     if form.tools and last_token is not None:
         raise InvalidRequest("tools are given with a later turn, but only the first can have any")
     if max_tokens is not None:
-        check_size(content, form.tools, max_tokens)
+        check_size(content, form, max_tokens)
     if form.raw:
         text = content if form.allow_special_tokens else tokenizer.as_text(content)
     else:
@@ -75,26 +74,25 @@ def _rendered(
         if is_later or last["role"] != "assistant":
             raise InvalidRequest("continue_final goes with a last message of the assistant's only")
         going_on = {**last, "content": last["content"] + _REPLY}
-        return _parted(tokenizer, [*before, going_on], form.tools)[0]
+        return _parted(tokenizer, [*before, going_on], form)[0]
     if not is_later:
-        return tokenizer.render(_messages(content), form.tools)
+        return tokenizer.render(_messages(content), form.tools, form.variables)
     before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY}]
-    return _parted(tokenizer, [*before, *_messages(content)], ())[1]
+    return _parted(tokenizer, [*before, *_messages(content)], form)[1]
 
 
-def _parted(
-    tokenizer: TextTokenizer, messages: Sequence[Message], tools: Sequence[Tool]
-) -> list[str]:
-    parts = tokenizer.render(messages, tools).split(_REPLY)
+def _parted(tokenizer: TextTokenizer, messages: Sequence[Message], form: PromptForm) -> list[str]:
+    parts = tokenizer.render(messages, form.tools, form.variables).split(_REPLY)
     if len(parts) != 2:
         raise InvalidRequest("the chat template of this model can't continue a conversation")
     return parts
 
 
-def check_size(content: Any, tools: Sequence[Tool], max_tokens: int) -> int:
-    """Return the bytes of a prompt and its tools. Raises `PromptTooLong` for more than fit."""
-    texts = [(tool.name, tool.description, tool.parameters) for tool in tools]
-    size = _num_bytes(content) + _num_bytes(texts)
+def check_size(content: Any, form: PromptForm, max_tokens: int) -> int:
+    """Return the bytes of a prompt and of what is shown with it. Raises `PromptTooLong` for more
+    than fit."""
+    texts = [(tool.name, tool.description, tool.parameters) for tool in form.tools]
+    size = _num_bytes(content) + _num_bytes([texts, form.template_kwargs])
     check_num_bytes(size, max_tokens)
     return size
 
@@ -111,8 +109,6 @@ def _messages(content: str | Sequence[Message]) -> Sequence[Message]:
         if not content.strip():
             raise InvalidRequest("the prompt is empty")
         return ({"role": "user", "content": content},)
-    if content[-1]["role"] == "assistant":
-        raise InvalidRequest("the prompt ends with the assistant, so there is nothing to answer")
     return content
 
 

@@ -27,7 +27,7 @@ MAX_TEMPLATE_BYTES = 256 << 10
 """The longest template, special tokens included; those in use have up to 30 KiB."""
 MAX_RENDERED_CHARS = 16 << 20
 _MAX_REASON_CHARS = 200
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 _SAMPLE = "7315902"  # which no filter for letters changes
 _AROUND = {"user": (0, 0), "system": (0, 1), "assistant": (1, 1), "tool": (1, 1)}
@@ -63,17 +63,26 @@ class ChatTemplate:
         """Return whether it shows tools: it names the variable that has them."""
         return bool(_TOOLS.search(self._source))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Json] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the conversation as text, up to where the model is to answer.
 
-        Raises `InvalidRequest` without a template, for one with mistakes, and when it refuses the
-        messages, or fails over them.
+        Raises `InvalidRequest` without a template, for one with mistakes, for `variables` by names
+        that it has already, and when it refuses the messages, or fails over them.
         """
         if not messages:
             raise InvalidRequest("there are no messages for the chat template")
+        own = dict(variables or {})
+        if taken := sorted(own.keys() & (_RESERVED | self._special_tokens.keys())):
+            raise InvalidRequest(f"template_kwargs has {taken[0]}, which the template has already")
         program, in_parts = self._program, self.roles_in_parts
         try:
-            return self._text(program, [_in_form(message, in_parts) for message in messages], tools)
+            shown = [_in_form(message, in_parts) for message in messages]
+            return self._text(program, shown, tools, own)
         except (InvalidRequest, MemoryError):
             raise
         except Exception as error:  # a stranger's program fails as it likes
@@ -109,21 +118,17 @@ class ChatTemplate:
 
     def _shows(self, messages: Sequence[Message], in_parts: Set[str]) -> bool:
         try:
-            text = self._text(self._program, [_in_form(it, in_parts) for it in messages], ())
+            text = self._text(self._program, [_in_form(it, in_parts) for it in messages], (), {})
         except Exception:  # a stranger's program fails as it likes
             return False
         return text.count(_SAMPLE) >= len(messages)
 
-    def _text(self, program: Template, messages: list[Json], tools: Sequence[Json]) -> str:
+    def _text(
+        self, program: Template, messages: list[Json], tools: Sequence[Json], own: Json
+    ) -> str:
         parts, num_chars = [], 0
-        pieces = program.generate(
-            messages=messages,
-            tools=list(tools) or None,
-            documents=None,
-            add_generation_prompt=True,
-            **self._special_tokens,
-        )
-        for piece in pieces:
+        given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": True}
+        for piece in program.generate({"documents": None, **own, **given, **self._special_tokens}):
             num_chars += len(piece)
             if num_chars > MAX_RENDERED_CHARS:
                 raise InvalidRequest(

@@ -155,7 +155,12 @@ class TextTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self.table.token_bytes(token_id)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return a conversation as the chat template writes it, up to where the model is to answer.
 
         To `encode`, all special tokens in it are the template's: what messages and tools have of
@@ -171,9 +176,9 @@ class TextTokenizer:
             ]
         else:
             given, shown = as_text(messages, shown), []
-        safe, shown = _changed(given, control.as_text), _changed(shown, control.as_text)
+        safe, shown, own = _changed([given, shown, variables or {}], control.as_text)
         try:
-            text = template.render(safe, shown)
+            text = template.render(safe, shown, own)
         except InvalidRequest as error:
             if (place := broken_call(given)) is None:
                 raise
@@ -184,7 +189,7 @@ class TextTokenizer:
         if apart == safe:
             return text
         # An end of a message is part of a special token only if a break there leaves fewer of them.
-        broken = template.render(apart, shown)
+        broken = template.render(apart, shown, own)
         return text if control.count(text) == control.count(broken) else broken
 
     @cached_property

@@ -59,9 +59,9 @@ def prompt_request(
 
     Raises `PromptTooLong` for one that is far longer than `max_tokens` by its size.
     """
-    size = check_size(prompt, form.tools, max_tokens)
+    size = check_size(prompt, form, max_tokens)
     tools = [(tool.name, tool.description, tool.parameters) for tool in form.tools]
-    about = (form.raw, form.allow_special_tokens, tools, form.continue_final)
+    about = (form.raw, form.allow_special_tokens, tools, form.continue_final, form.template_kwargs)
     return _request((prompt, about, last_token, max_tokens), PROMPT_CPU_S + BYTE_CPU_S * size)
 
 
@@ -111,14 +111,12 @@ class Worker:
 def _encoded(
     tokenizer: TextTokenizer,
     prompt: Any,
-    about: tuple[bool, bool, list[Any], bool],
+    about: tuple[Any, ...],
     last_token: int | None,
     max_tokens: int,
 ) -> Sequence[int]:
-    raw, allow_special_tokens, tools, continue_final = about
-    form = PromptForm(
-        raw, allow_special_tokens, tuple(Tool(*tool) for tool in tools), continue_final
-    )
+    raw, allow_special_tokens, tools, *more = about
+    form = PromptForm(raw, allow_special_tokens, tuple(Tool(*tool) for tool in tools), *more)
     return encode_prompt(tokenizer, prompt, form, last_token=last_token, max_tokens=max_tokens)
 
 

@@ -277,5 +277,5 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int], ModelInfo]:
     info = await client.model_info(body.model)
     is_raw, tools = body.prompt is not None, given_tools(body.tools)
-    tokens = client.tokenize(body.content, raw=is_raw, tools=tools, model=info.model)
-    return list(await tokens), info
+    own: Any = {"raw": is_raw, "tools": tools, "template_kwargs": body.template_kwargs}
+    return list(await client.tokenize(body.content, model=info.model, **own)), info

@@ -90,6 +90,8 @@ class ResponseFormat(StrictModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    value: Any = Field(default=None, alias="schema")
+    """The schema without a wrapper, as llama.cpp has it."""
 
 
 class StructuredOutputs(StrictModel):
@@ -114,6 +116,29 @@ class Speculation(StrictModel):
     num_roots: Whole | None = None
     drafter: str | None = None
     lookup: bool | None = None
+
+
+class Reasoning(StrictModel):
+    """Options of reasoning."""
+
+    effort: str | None = None
+
+
+class TemplateRequest(StrictModel):
+    """Parameters that the chat template reads."""
+
+    chat_template_kwargs: dict[str, Any] = Field({})
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    enable_thinking: bool | None = None
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Return the further variables of the template, of which `chat_template_kwargs` win."""
+        effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
+        own = {"reasoning_effort": effort, "enable_thinking": self.enable_thinking}
+        given = {name: value for name, value in own.items() if value is not None}
+        return given | self.chat_template_kwargs
 
 
 class SamplingRequest(StrictModel):
@@ -143,12 +168,18 @@ class SharedRequest(SamplingRequest):
 
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Whole | None = None
+    n_predict: Whole | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] = Field([])
+    json_schema: Any = None
+    regex: str | None = None
     with_rounds: bool = False
 
 
-class ChatRequest(SharedRequest):
+class ChatRequest(SharedRequest, TemplateRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
@@ -161,6 +192,12 @@ class ChatRequest(SharedRequest):
     add_special_tokens: Literal[False] = False
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether the last message is continued: some clients write that on it."""
+        extra = self.messages[-1].model_extra if self.messages else None
+        return self.continue_final_message or (extra or {}).get("prefix") is True
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -185,7 +222,7 @@ class CompletionRequest(SharedRequest):
         return list(self.prompt)
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(TemplateRequest):
     """The body of POST /tokenize: a raw prompt, or messages with their tools."""
 
     model: str = ""

@@ -40,6 +40,8 @@ _PARAMETERS = {
     *("tools", "tool_choice"),
     *(field.name for field in fields(SamplingParams)),
 }
+_GRAMMARS = ("guided_json", "json_schema", "guided_regex", "regex", "guided_choice")
+_TEMPLATE = "chat_template_kwargs"
 NO_PARAMETER = "is no parameter of this server"
 _PLACE = re.compile(r"(\w+)[\w.\[\]]*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -93,15 +95,20 @@ def _places_in(body: BaseModel) -> dict[str, str]:
     given, is_response = body.model_fields_set, "input" in body.model_fields_set
     prompt = next((name for name in ("input", "tokens", "prompt") if name in given), "messages")
     schema = "text.format.schema" if is_response else "response_format.json_schema.schema"
-    tools = _tool_places(body)
-    if "structured_outputs" in given:
+    tools, own = _tool_places(body), next((it for it in _GRAMMARS if getattr(body, it, None)), "")
+    if own:
+        schema = own
+    elif "structured_outputs" in given:
         schema = "structured_outputs.json"
+    elif getattr(getattr(body, "response_format", None), "value", None) is not None:
+        schema = "response_format.schema"
     elif (choice := getattr(body, "tool_choice", "auto")) not in ("auto", "none"):
         named = [] if isinstance(choice, str) else [choice.get("function", choice)["name"]]
         forced = [place for name, place in tools.items() if name in (named or tools)]
         schema = forced[0] if len(forced) == 1 else "tools"
     places = {"the prompt": prompt, "a prompt": prompt, "the json-schema": schema}
-    places |= {"the regex": "structured_outputs.regex", "continue_final": "continue_final_message"}
+    places |= {"the regex": own or "structured_outputs.regex", "template_kwargs": _TEMPLATE}
+    places |= {"continue_final": "continue_final_message"}
     places |= {"the text": prompt, "the tool-calls": "tools"}
     if is_response:
         places["max_tokens"] = "max_output_tokens"

@@ -122,9 +122,10 @@ def request_id_of(request: Request) -> str:
 
 
 def token_of(request: Request) -> str | None:
-    """Return the bearer token; None without one. Raises `HttpError`."""
-    kind, _, token = request.headers.get("authorization", "").strip().partition(" ")
-    token = token.strip()
+    """Return the bearer token, or the API key; None without one. Raises `HttpError`."""
+    headers = request.headers
+    kind, _, token = headers.get("authorization", "").strip().partition(" ")
+    token = token.strip() if kind else headers.get("x-api-key", headers.get("api-key", "")).strip()
     if (kind and kind.lower() != _BEARER) or not (token.isascii() and token.isprintable()):
         message = "the authorization must be a bearer token of printable ASCII"
         raise HttpError(message, code="invalid_api_key", status=401)

@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
-from slipstream_gateway.body import ChatRequest, SamplingRequest, Whole, validated
+from slipstream_gateway.body import ChatRequest, SamplingRequest, TemplateRequest, Whole, validated
 from slipstream_gateway.errors import HttpError, http_error, refused
 from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
 
@@ -50,7 +50,7 @@ Included = Literal[
 """Further parts of an answer; all but the first belong to items that no answer here has."""
 
 
-class ResponsesRequest(SamplingRequest):
+class ResponsesRequest(SamplingRequest, TemplateRequest):
     """The body of POST /v1/responses."""
 
     input: Annotated[
@@ -100,7 +100,8 @@ class ResponsesRequest(SamplingRequest):
         form, instructions = self._format(), []
         if self.instructions and self.previous_response_id is None:
             instructions = [{"role": "system", "content": self.instructions}]
-        same = {*SamplingRequest.model_fields, "tool_choice", "parallel_tool_calls"}
+        same = {*SamplingRequest.model_fields, *TemplateRequest.model_fields}
+        same |= {"tool_choice", "parallel_tool_calls"}
         values: dict[str, Any] = {
             **self.model_dump(include=same, exclude_unset=True),
             "messages": [*instructions, *_messages(self.input)],
@@ -114,11 +115,11 @@ class ResponsesRequest(SamplingRequest):
 
     def _format(self) -> dict[str, Any]:
         form = None if self.text is None else self.text.format
-        if form is None or form.type != "json_schema":
-            return {"type": "text" if form is None else form.type}
-        if form.value is None:
+        if form is None:
+            return {"type": "text"}
+        if form.type == "json_schema" and form.value is None:
             raise refused("text.format.schema", "is needed", "missing_parameter")
-        return {"type": form.type, "json_schema": {"name": form.name, "schema": form.value}}
+        return {"type": form.type, "schema": None if form.type == "text" else form.value}
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
@@ -34,26 +34,25 @@ _SAMPLING = {
     *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 }
+_LIMITS = {"max_tokens", "max_completion_tokens", "n_predict"}
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
 def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int) -> RequestOptions:
     """Return the options of a chat. Raises `HttpError`, or `InvalidRequest`."""
-    limits = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(limits) > 1:
-        raise _together("max_tokens", "max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "goes with logprobs true only")
     options = _options(body, request_id)
-    options["max_tokens"] = max((it for it in limits if it is not None), default=default_max_tokens)
+    options["template_kwargs"] = body.template_kwargs
+    options["max_tokens"] = _limit(body, default_max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
     if body.tool_choice not in ("auto", "none") and not body.tools:
         raise refused("tool_choice", "asks for a call, but there are no tools")
-    if body.add_generation_prompt is body.continue_final_message:
+    if body.add_generation_prompt is body.goes_on:
         why = "is true for an answer, and false with continue_final_message"
         raise refused("add_generation_prompt", why)
-    options["continue_final"] = body.continue_final_message
+    options["continue_final"] = body.goes_on
     options["tools"] = given_tools(body.tools)
     options["tool_choice"] = body.tool_choice
     return options
@@ -65,7 +64,7 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
     if body.best_of not in (None, 1, body.n):
         why = f"is {body.best_of}, but may only be 1 or n, as answers are not ranked"
         raise refused("best_of", why, "unsupported_parameter")
-    options["max_tokens"] = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    options["max_tokens"] = _limit(body, COMPLETION_MAX_TOKENS)
     if body.max_tokens == 0:
         if not body.echo or body.stream:
             raise refused("max_tokens", "0 goes with echo and without stream")
@@ -76,6 +75,15 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
         options["logprobs"] = body.logprobs
         options["prompt_logprobs"] = body.echo
     return options
+
+
+def _limit(body: SharedRequest, default: int) -> int | None:
+    """Return the limit on new tokens; None for -1, with which some clients ask for none."""
+    given = body.model_dump(include=_LIMITS, exclude_none=True)
+    if len(set(given.values()) - {-1}) > 1:
+        raise _together(*list(given)[:2])
+    limit = max(given.values(), default=default)
+    return None if limit == -1 else limit
 
 
 def given_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
@@ -163,36 +171,36 @@ def _left_out(body: SharedRequest) -> list[str]:
     return [name for name in MODEL_DEFAULTS if name not in given]
 
 
-def _grammar(body: SharedRequest) -> RequestOptions:
-    formatted, structured = _formatted(body.response_format), _structured(body.structured_outputs)
-    if formatted and structured:
-        raise _together("response_format", "structured_outputs")
-    return formatted or structured
+def _grammar(body: ChatRequest | CompletionRequest) -> RequestOptions:
+    """Return what the text must follow. A forced call is all of it: no format applies then."""
+    form, own = body.response_format, body.structured_outputs or StructuredOutputs()
+    is_forced = isinstance(body, ChatRequest) and body.tool_choice not in ("auto", "none")
+    found: dict[str, RequestOptions] = {} if form is None or is_forced else _formatted(form)
+    if own.json_schema is not None:
+        found["structured_outputs.json"] = {"json_schema": own.json_schema}
+    choices = {"structured_outputs.choice": own.choice, "guided_choice": body.guided_choice or None}
+    found |= {name: {"regex": _one_of(it, name)} for name, it in choices.items() if it is not None}
+    regexes = {"structured_outputs.regex": own.regex, "guided_regex": body.guided_regex}
+    regexes["regex"] = body.regex
+    found |= {name: {"regex": it} for name, it in regexes.items() if it}
+    schemas = {"guided_json": body.guided_json, "json_schema": body.json_schema}
+    found |= {name: {"json_schema": it} for name, it in schemas.items() if it}
+    if len(found) > 1:
+        raise _together(*list(found)[:2])
+    return next(iter(found.values()), RequestOptions())
 
 
-def _formatted(form: ResponseFormat | None) -> RequestOptions:
-    if form is None:
-        return {}
-    if (form.json_schema is not None) != (form.type == "json_schema"):
-        why = "has a json_schema exactly where its type is json_schema"
-        raise refused("response_format", why)
-    if form.type == "text":
-        return {}
-    return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.value}
+def _formatted(form: ResponseFormat) -> dict[str, RequestOptions]:
+    wrapped = [] if form.json_schema is None else [form.json_schema.value]
+    schemas = wrapped + ([] if form.value is None else [form.value])
+    if len(schemas) > (form.type != "text") or (form.type == "json_schema" and not schemas):
+        raise refused("response_format", "has one schema where its type is json_schema")
+    schema = schemas[0] if schemas else _ANY_OBJECT
+    return {} if form.type == "text" else {"response_format": {"json_schema": schema}}
 
 
-def _structured(form: StructuredOutputs | None) -> RequestOptions:
-    given: dict[str, Any] = {name: value for name, value in form or () if value is not None}
-    if len(given) > 1:
-        raise refused("structured_outputs", "may have one of json, regex and choice")
-    if "choice" in given:
-        return {"regex": _one_of(given["choice"])}
-    return cast("RequestOptions", given)
-
-
-def _one_of(choices: Sequence[str]) -> str:
+def _one_of(choices: Sequence[str], place: str) -> str:
     """Return an expression that matches each of these, as they are."""
-    place = "structured_outputs.choice"
     if not choices or "" in choices:
         raise refused(place, "must have texts to choose from, and none that is empty")
     if (size := sum(map(len, choices))) > MAX_GRAMMAR_BYTES:

@@ -62,11 +62,11 @@ class Ask:
     they were, beside so many of the likeliest, `prompt_logprobs` the prompt's, too; the text
     follows the `grammar`; `stop_token_ids` end it beside the model's own, or with `ignore_eos` in
     their place; `model_defaults` are names of sampling parameters that give way to the model's
-    default, where it has one.
+    default, where it has one; `max_tokens` None is all that the context has room for.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     form: PromptForm = PLAIN_FORM
@@ -86,8 +86,9 @@ class Ask:
                 f"model_defaults has {min(unknown)[:80]!r}, but must be of"
                 f" {', '.join(MODEL_DEFAULTS)}"
             )
-        is_right = type(self.max_tokens) is int and 1 <= self.max_tokens <= MAX_MAX_TOKENS
-        check(is_right, "max_tokens", self.max_tokens, f"from 1 to {MAX_MAX_TOKENS}")
+        limit = MAX_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        is_right = type(limit) is int and 1 <= limit <= MAX_MAX_TOKENS
+        check(is_right, "max_tokens", limit, f"from 1 to {MAX_MAX_TOKENS}")
         check_stop_strings(self.stop)
         check_name("request_id", self.request_id)
         self._check_ends()
@@ -103,7 +104,7 @@ class Ask:
         given = {"stop_token_ids": self.stop_token_ids, "ignore_eos": eos, "min_tokens": least}
         if self.grammar is not None and (names := [name for name in given if given[name]]):
             raise UnsupportedCombination(f"{names[0]} goes without a grammar, which ends the text")
-        if least > self.max_tokens:
+        if self.max_tokens is not None and least > self.max_tokens:
             raise InvalidRequest(f"min_tokens is {least}, but max_tokens is {self.max_tokens}")
 
 
@@ -143,7 +144,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         check_name("model", self.model)
-        count, most = self.num_received, self.ask.max_tokens
+        count, most = self.num_received, self.ask.max_tokens or MAX_MAX_TOKENS
         is_right = type(count) is int and 0 <= count <= most
         check(is_right, "num_received", count, f"from 0 to max_tokens, which is {most}")
         if self.num_received and self.ask.prompt_logprobs:
@@ -183,9 +184,10 @@ def make_request(
     if model.is_fallback and ask.speculation == SpeculationOptions():
         ask = replace(ask, speculation=SpeculationOptions(mode=Mode.OFF))
     settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
-    if len(tokens) + ask.max_tokens > model.context_length:
+    max_tokens = ask.max_tokens or max(model.context_length - len(tokens), 1)
+    if len(tokens) + max_tokens > model.context_length:
         raise PromptTooLong(
-            f"a prompt of {len(tokens)} tokens and up to {ask.max_tokens} new ones exceed"
+            f"a prompt of {len(tokens)} tokens and up to {max_tokens} new ones exceed"
             f" the context of {model.context_length} tokens"
         )
     check_token_ids("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
@@ -197,7 +199,7 @@ def make_request(
     session = Session(
         session_id=session_id,
         num_prompt_tokens=len(tokens),
-        max_tokens=ask.max_tokens,
+        max_tokens=max_tokens,
         sampling=ask.sampling,
         verification=settings.verification,
         stop_token_ids=_ends(ask, model),

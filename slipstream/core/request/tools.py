@@ -23,7 +23,7 @@ MAX_JSON_DEPTH = 64
 """Deepest nesting of objects and lists in schemas and in arguments of calls."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 class ToolFormat(StrEnum):
@@ -49,7 +49,7 @@ class Tool:
 
     def __post_init__(self) -> None:
         is_right = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
-        limit = "1 to 64 letters, digits, dashes or underscores"
+        limit = "1 to 128 letters, digits or any of - _ . : /"
         check(is_right, "a tool's name", str(self.name)[:80], limit)
         texts = (self.name, self.description, self.parameters)
         size = sum(len(text.encode(errors="surrogatepass")) for text in texts)

@@ -49,7 +49,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         prompt=prompt_to_pb(generation.prompt, ask.form),
         session=session,
         num_received_tokens=generation.num_received,
-        stopping=message_of(pb.StoppingCriteria, ask, max_new_tokens=ask.max_tokens),
+        stopping=message_of(pb.StoppingCriteria, ask, max_new_tokens=ask.max_tokens or 0),
         logprobs=ask.num_logprobs,
         **grammar,
     )
@@ -74,7 +74,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
     return value_from_pb(
         Ask,
         message,
-        max_tokens=stopping.max_new_tokens if is_bounded else DEFAULT_MAX_TOKENS,
+        max_tokens=(stopping.max_new_tokens or None) if is_bounded else DEFAULT_MAX_TOKENS,
         stop=tuple(stopping.stop),
         stop_token_ids=tuple(stopping.stop_token_ids),
         ignore_eos=stopping.ignore_eos,
@@ -156,7 +156,11 @@ def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
 def _check_numbers(ask: Ask) -> None:
     """Raise `InvalidRequest` for a number that no field holds."""
     bias = [("a logit_bias token id", token) for token, _ in ask.sampling.logit_bias]
-    for name, value in (("max_tokens", ask.max_tokens), ("top_k", ask.sampling.top_k or 0), *bias):
+    for name, value in (
+        ("max_tokens", ask.max_tokens or 0),
+        ("top_k", ask.sampling.top_k or 0),
+        *bias,
+    ):
         is_right = type(value) is int and 0 <= value <= _MAX_UINT32
         check(is_right, name, value, f"an integer up to {_MAX_UINT32}")
 

@@ -151,7 +151,7 @@ class Tool(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name: 1 to 64 letters, digits, dashes or underscores."""
+    """Its name: 1 to 128 letters, digits, dashes, underscores, dots, colons or slashes."""
     description: _builtins.str
     """What it does, for the model."""
     parameters: _builtins.str
@@ -327,6 +327,7 @@ class Prompt(_message.Message):
     ALLOW_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_FIELD_NUMBER: _builtins.int
+    TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text: one user's message, or as it is with `raw`."""
     raw: _builtins.bool
@@ -335,6 +336,8 @@ class Prompt(_message.Message):
     """Encode names of special tokens in a raw text as these tokens; otherwise they are plain text."""
     continue_final: _builtins.bool
     """Continue the last message, which is the assistant's, instead of answering it. Messages only."""
+    template_kwargs: _builtins.str
+    """Further variables of the chat template: a JSON object, or empty. Not with raw text."""
     @_builtins.property
     def chat(self) -> Global___ChatMessages:
         """Messages, put through the model's chat template."""
@@ -357,10 +360,11 @@ class Prompt(_message.Message):
         allow_special_tokens: _builtins.bool = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
         continue_final: _builtins.bool = ...,
+        template_kwargs: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_special_tokens", b"allow_special_tokens", "chat", b"chat", "content", b"content", "continue_final", b"continue_final", "raw", b"raw", "text", b"text", "token_ids", b"token_ids", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_special_tokens", b"allow_special_tokens", "chat", b"chat", "content", b"content", "continue_final", b"continue_final", "raw", b"raw", "template_kwargs", b"template_kwargs", "text", b"text", "token_ids", b"token_ids", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
@@ -409,7 +413,7 @@ class StoppingCriteria(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """Most new tokens; default 256."""
+    """Most new tokens; default 256; 0 for as many as the context has room for."""
     ignore_eos: _builtins.bool
     """Whether the model's own end-of-sequence tokens do not end the text. Not with a grammar."""
     @_builtins.property
