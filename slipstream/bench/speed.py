@@ -1,5 +1,6 @@
 """Speed and identity of methods on the same questions, in turn."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from slipstream.bench.figures import (
 )
 from slipstream.bench.harness import Advance, Samples, TurnPlan, require_room, run_in_turn
 from slipstream.bench.methods import PLAIN, Method, MethodEngines
+from slipstream.bench.questions import Question
 from slipstream.options import option
 from slipstream.text.prompts import encode_prompt
 
@@ -59,22 +61,32 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> S
 
 
 def compare(plan: SpeedPlan, samples: Samples, *, is_invariant: bool = True) -> dict[str, Any]:
-    """Return by method `{"overall": R, "categories": {CATEGORY: R}}`; see `method_figures`."""
-    categories = dict.fromkeys(question.category for question in plan.questions)
+    """Return by method `{"overall": R, "categories": {CATEGORY: R}, "prompts": {ID: ratio}}`; see
+    `method_figures`."""
     known = {"is_greedy": plan.sampling.params().is_greedy, "is_invariant": is_invariant}
-    parts = {
-        category: {
-            name: [sample for sample in of if sample.question.category == category]
-            for name, of in samples.items()
-        }
-        for category in categories
-    }
+    kinds = _split(samples, lambda question: question.category)
+    prompts = _split(samples, lambda question: question.question_id)
     return {
         method.name: {
             "overall": method_figures(method, samples, **known),
-            "categories": {name: method_figures(method, of, **known) for name, of in parts.items()},
+            "categories": {name: method_figures(method, of, **known) for name, of in kinds.items()},
+            "prompts": {
+                name: sample_figures(of[method.name], of[PLAIN])["ratio"]
+                for name, of in prompts.items()
+            },
         }
         for method in plan.methods
+    }
+
+
+def _split(samples: Samples, key: Callable[[Question], int | str]) -> dict[int | str, Samples]:
+    """Return the replies by what their questions have in common, in order."""
+    return {
+        value: {
+            name: [sample for sample in of if key(sample.question) == value]
+            for name, of in samples.items()
+        }
+        for value in dict.fromkeys(key(sample.question) for sample in samples[PLAIN])
     }
 
 
@@ -125,8 +137,9 @@ def speed_table(methods: ByName) -> Table:
         "drafted": lambda of: str(of["drafted_tokens"]),
         "draft share": number("draft_share", 2),
         "identical": _identity_text,
+        "lowest prompt": lambda of: fixed(min(filter(None, of["prompts"].values())), 2, "x"),
     }
-    rows = (([name], parts["overall"]) for name, parts in methods.items())
+    rows = (([name], {**parts["overall"], **parts}) for name, parts in methods.items())
     return table_of(["method"], columns, rows)
 
 

@@ -52,9 +52,11 @@ def test_the_figures_of_a_hand_made_run():
 
 def test_categories_are_the_same_figures_over_their_own_outputs():
     plan = SpeedPlan(methods=(parse_method("glide"),), questions=tuple(at.question for at in GLIDE))
-    parts = compare(plan, {"plain": PLAIN, "glide": GLIDE})["glide"]["categories"]
+    found = compare(plan, {"plain": PLAIN, "glide": GLIDE})["glide"]
+    parts = found["categories"]
     assert list(parts) == ["qa", "math"]
     assert parts["qa"]["ratio"] == pytest.approx((3 / 1.5) / (3 / 3))
+    assert found["prompts"] == {1: parts["qa"]["ratio"], 2: parts["math"]["ratio"]}
     assert parts["qa"]["differences"] == []
     assert parts["math"]["identical"] == 0
     assert parts["math"]["differences"] == [{"question_id": 2, "position": 2}]

@@ -34,7 +34,7 @@ def test_every_method_is_measured_and_identical_to_plain_decoding(files, tmp_pat
     assert set(written) == {"environment", "methods"}
     assert set(written["methods"]) == set(methods.split(","))
     for name, parts in written["methods"].items():
-        assert set(parts) == {"overall", "categories"}
+        assert set(parts) == {"overall", "categories", "prompts"}
         assert set(parts["categories"]) == {"qa", "math"}
         overall = parts["overall"]
         assert set(overall) >= FIGURES
