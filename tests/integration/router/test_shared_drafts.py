@@ -22,13 +22,16 @@ from support.services.fleet import draft_worker, glide_of, num_ready, routed, ru
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 PLAIN = SpeculationOptions(mode=Mode.OFF)
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
-NUM_TOKENS = 200
-DEAR = Profile(
+ASKED = {"max_tokens": 200, "sampling": SamplingParams(temperature=0.9, top_p=0.95, seed=11)}
+SURE = Profile(
     Shape.CHAIN, StopPolicy.FIXED, step_cost=0.6, row_cost=0.0, calibration=Calibration((1.0, 1.0))
 )
-"""A draft that is sure of eight tokens, which cost the time of five, and wrong."""
-LONG = {"max_tokens": 760, "sampling": SamplingParams(frequency_penalty=2.0, min_tokens=760)}
+"""A draft that is sure of eight tokens, which cost five plain rounds, and wrong."""
+LONG = {
+    "max_tokens": 600,
+    "sampling": SamplingParams(frequency_penalty=2.0, min_tokens=600),
+    "stop": ("never",),  # the router asks for each round
+}
 
 
 @pytest.fixture
@@ -36,8 +39,7 @@ async def plain(folder):
     """Plain decoding in one process: the tokens of prompts."""
     async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
 
-        async def tokens(prompts):
-            asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
+        async def tokens(prompts, asked=ASKED):
             results = await asyncio.gather(*(client.generate(at, **asked) for at in prompts))
             return [result.token_ids for result in results]
 
@@ -54,7 +56,7 @@ def pair(request, folder, tmp_path):
 
 def begin(client, prompts, speculation=FORCED):
     """Tasks of the requests; each returns its result."""
-    asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED, "speculation": speculation}
+    asked = {**ASKED, "speculation": speculation}
     return [asyncio.create_task(client.generate(prompt, **asked)) for prompt in prompts]
 
 
@@ -116,43 +118,29 @@ async def test_requests_that_run_move_to_a_draft_that_is_added_until_none_is_cro
     assert all(set(result.stats.speculation.fallbacks) <= {"no keys"} for result in results)
 
 
-@pytest.fixture
-def dear(folder, tmp_path):
-    """A draft that does not pay, as its profile has it."""
-    weights, path = glide_of(folder), tmp_path / "profile.json"
-    tokenizer_hash = load_target_parts(str(folder), dtype="float32").tokenizer_hash
+async def test_a_request_in_back_off_frees_its_draft_until_it_tries_again(target, folder, plain):
+    weights, profile = glide_of(folder), folder.parent / "profile.json"
+    tokens = load_target_parts(str(folder), dtype="float32").tokenizer_hash
     digests = {"model.safetensors": file_digest(weights / "model.safetensors")}
-    pair = ModelPair(folder.name, "glide", tokenizer_hash, digests)
-    path.write_text(json.dumps(profile_file(DEAR, pair, {})))
-    return draft_worker(str(weights), folder, profile=path)
+    pair = ModelPair(folder.name, "glide", tokens, digests)
+    profile.write_text(json.dumps(profile_file(SURE, pair, {})))
+    draft = draft_worker(str(weights), folder, profile=profile)
 
-
-async def test_a_request_in_back_off_frees_its_draft_until_it_tries_again(folder, target, dear):
-    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
-        expected = await client.generate("prompt", **LONG)
-
-    async def loads():
-        return await dear.load(), await target.load()
-
-    def is_free(found):
-        held, verified = found
-        used = held.num_sessions, held.kv_bytes, held.num_kv_streams, verified.num_kv_streams
-        return held.num_rounds > first.num_rounds and not any(used) and verified.num_sessions == 1
-
-    def is_back(found):
-        held, verified = found
-        has_read = held.kv_streamed_bytes > free.kv_streamed_bytes
-        return held.num_rounds > free.num_rounds and has_read and verified.num_sessions == 1
+    async def use():
+        """Running requests, what the draft keeps for them, and the keys that it has read."""
+        ours, theirs = await draft.load(), await target.load()
+        kept = ours.num_sessions + ours.kv_bytes + ours.num_kv_streams + theirs.num_kv_streams
+        return theirs.num_sessions, kept, ours.kv_streamed_bytes
 
     async with (
-        running(target, dear),
-        Relay(target.address, delay_s=0.01) as wire,
-        routed([wire.address], [dear]) as client,
+        running(target, draft),
+        Relay(target.address, delay_s=0.005) as wire,
+        routed([wire.address], [draft]) as client,
     ):
         await client.generate("first", max_tokens=8, speculation=FORCED)
-        first, _ = await loads()
+        *_, first = await use()
         request = asyncio.create_task(client.generate("prompt", **LONG))
-        free, _ = await fleet.eventually(loads, is_free)
-        await fleet.eventually(loads, is_back)
+        *_, left = await fleet.eventually(use, lambda at: at[:2] == (1, 0) and at[2] > first)
+        await fleet.eventually(use, lambda at: at[0] == 1 and at[2] > left)
         result = await request
-    assert result.token_ids == expected.token_ids
+    assert [result.token_ids] == await plain(["prompt"], LONG)
