@@ -17,7 +17,6 @@ from support.deployment.charts import (
 from support.deployment.kube_schemas import places
 
 SECRET_WORDS = ("password", "token", "sha256", "secret")
-GONE = 30
 
 
 def test_every_pod_runs_with_as_little_as_it_needs_and_shares_nothing(documents):
@@ -117,7 +116,7 @@ def test_a_pod_that_stops_is_off_the_lists_first_and_has_time_for_the_longest_re
         wait = pod.main["lifecycle"]["preStop"]["sleep"]["seconds"]
         grace = settings(documents, pod.model)[pod.role]["grace_s"]
         assert 0 < wait < grace
-        assert pod.spec["terminationGracePeriodSeconds"] >= wait + grace + GONE, pod.owner
+        assert pod.spec["terminationGracePeriodSeconds"] >= wait + grace + 30, pod.owner
 
 
 def test_the_grace_is_longer_than_the_longest_generation():

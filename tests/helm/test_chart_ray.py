@@ -20,9 +20,8 @@ def test_serve_takes_its_options_and_so_do_the_pools_of_each_model():
     from ray.serve.schema import ServeDeploySchema
 
     config = ServeDeploySchema(**yaml.safe_load(ray_service()["serveConfigV2"]))
-    for application, model in zip(config.applications, MODELS, strict=True):
-        assert application.import_path == "slipstream.cluster.app:build"
-        plan = plan_from(application.args)
+    assert {at.import_path for at in config.applications} == {"slipstream.cluster.app:build"}
+    for plan, model in zip((plan_from(at.args) for at in config.applications), MODELS, strict=True):
         assert plan.config == f"/etc/slipstream/config/model-{model}.toml"
         ports = {role: pool.port for role, pool in plan.pools().items()}
         assert ports == {"target": 50061, "draft": 50062}
@@ -36,8 +35,8 @@ def test_every_pool_has_workers_of_its_own_with_room_for_one_replica_each():
             group = groups.pop(f"{role}-{application['name']}")
             pool, labels = application["args"][role], group["template"]["metadata"]["labels"]
             assert json.loads(json.loads(group["rayStartParams"]["resources"])) == pool["resources"]
-            most = group["minReplicas"], group["maxReplicas"]
-            assert most == (pool["min_replicas"], pool["max_replicas"])
+            assert group["minReplicas"] == group["replicas"] == pool["min_replicas"]
+            assert group["maxReplicas"] == pool["max_replicas"]
             assert (labels[COMPONENT], labels[MODEL]) == (role, application["name"])
     assert not groups
 

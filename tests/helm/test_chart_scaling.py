@@ -65,9 +65,9 @@ def test_all_roles_are_scaled_each_by_itself(case):
 
 def test_what_requests_wait_for_is_added_at_once_and_a_draft_after_a_minute():
     for scaler in of_kind(rendered("keda"), "ScaledObject"):
-        rules = scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        waits_s = rules["scaleUp"]["stabilizationWindowSeconds"]
-        assert waits_s == (60 if scaled(scaler) == "draft" else 0), title(scaler)
+        rules = scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleUp"]
+        waits_s = 60 if scaled(scaler) == "draft" else 0
+        assert rules["stabilizationWindowSeconds"] == waits_s, title(scaler)
 
 
 def test_no_two_controllers_scale_one_workload(documents):

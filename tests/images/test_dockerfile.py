@@ -77,22 +77,15 @@ def test_no_argument_and_no_variable_is_a_secret(known):
     assert [name for name in names if SECRET.search(name)] == []
 
 
-def test_what_installs_from_an_index_takes_it_from_a_secret_and_keeps_its_cache_out(known):
+def test_what_comes_from_an_index_has_its_hash_in_a_lock_and_both_index_and_cache_stay_out(known):
     steps = [each for stage in known.values() for each in stage.all("RUN")]
-    fetching = [each for each in steps if " install --no-compile " in each.value]
-    for each in fetching:
-        assert ("--no-index" in each.value) != ("type=secret,id=pip" in each.flags.get("mount", ""))
-        assert "--no-index" in each.value or "type=cache" in each.flags["mount"]
-    assert len(fetching) == 4
-
-
-def test_what_comes_from_an_index_has_a_hash_in_a_lock(known):
-    steps = [each for stage in known.values() for each in stage.all("RUN")]
-    fetching = [each.value for each in steps if "type=secret,id=pip" in each.flags.get("mount", "")]
-    assert len(fetching) == 3
+    installing = [each for each in steps if " install --no-compile " in each.value]
+    fetching = [each for each in installing if "--no-index" not in each.value]
+    assert (len(installing), len(fetching)) == (4, 3)
+    assert fetching == [at for at in steps if "type=secret,id=pip" in at.flags.get("mount", "")]
     for step in fetching:
-        assert "--no-deps --require-hashes" in step
-        files = re.findall(r"--requirement (\S+)", step)
+        assert "type=cache" in step.flags["mount"] and "--no-deps --require-hashes" in step.value
+        files = re.findall(r"--requirement (\S+)", step.value)
         assert files and all(name.strip('"').endswith(".lock") for name in files)
 
 
@@ -124,12 +117,9 @@ def test_the_builder_sees_what_it_copies_and_nothing_else(known):
     assert [name for name in hidden.split() if not ignored(Path(name))] == []
 
 
-WORKFLOW = ROOT / ".github" / "workflows" / "images.yml"
-
-
 @pytest.fixture(scope="module")
 def workflow():
-    return yaml.safe_load(WORKFLOW.read_text())
+    return yaml.safe_load((ROOT / ".github/workflows/images.yml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -173,18 +163,15 @@ def test_nothing_is_built_on_what_is_named_by_a_tag(job):
     assert "python3 .ci/pins.py" in scripts[:built]
 
 
-def test_only_tags_are_published(workflow, job, build):
+def test_only_tags_are_published_with_provenance_and_a_bill_of_materials(workflow, job, build):
     events = workflow[True]  # `on` is a truth in YAML
     assert events["push"] == {"tags": ["v*"]}
     assert set(events) == {"push", "pull_request"}
-    assert build["with"]["push"] == "${{ github.event_name == 'push' }}"
+    given = {name: build["with"][name] for name in ("push", "provenance", "sbom")}
+    pushed = "${{ github.event_name == 'push' }}"
+    assert given == {"push": pushed, "provenance": "mode=max", "sbom": True}
     (login,) = [each for each in job["steps"] if "login-action" in each.get("uses", "")]
     assert login["if"] == "github.event_name == 'push'"
-
-
-def test_images_come_with_provenance_and_a_bill_of_materials(build):
-    assert build["with"]["provenance"] == "mode=max"
-    assert build["with"]["sbom"] is True
 
 
 def test_the_build_passes_the_arguments_of_the_dockerfile(build):

@@ -27,8 +27,7 @@ TRUSTING = f"{FLAGS} --volume {CERTIFICATES}:{CERTIFICATES}:ro"
 FILLED, _, STARTED = SESSION.replace(FLAGS, TRUSTING).partition("\n\n")
 """Commands of the page that make the network and fill the volume; those that run services."""
 PROMPT = "Why is the sky blue?"
-LOCKS = {"router": "router", "draft": "engine-serve", "target": "engine-serve"}
-MOST_MB = {"router": 150, "draft": 250, "target": 250}
+PROMISED = {"router": ("router", 150)} | dict.fromkeys(("draft", "target"), ("engine-serve", 250))
 STOP_S = 60
 LOOK = """
 id -u
@@ -88,10 +87,10 @@ def test_a_container_has_no_rights_and_writes_nothing_but_to_tmp(podman, hardene
 
 @pytest.mark.parametrize("role", ROLES)
 def test_an_image_holds_what_its_lock_names_and_is_no_larger_than_promised(podman, role):
-    image = podman.image(role)
+    image, (lock, most_mb) = podman.image(role), PROMISED[role]
     found = podman("run", "--rm", "--entrypoint", "python", image, "-c", NAMES).split()
-    assert {*map(canonicalize_name, found)} == {"slipstream", *lock_files.read(LOCKS[role])}
-    assert int(podman("image", "inspect", "--format", "{{.Size}}", image)) <= MOST_MB[role] * 1e6
+    assert {*map(canonicalize_name, found)} == {"slipstream", *lock_files.read(lock)}
+    assert int(podman("image", "inspect", "--format", "{{.Size}}", image)) <= most_mb * 1e6
 
 
 def test_the_services_of_the_page_answer_as_embedded_engines_and_stop_in_time(

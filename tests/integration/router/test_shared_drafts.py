@@ -9,7 +9,6 @@ from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOpti
 from slipstream.core.policy.options import READING
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Calibration
-from slipstream.core.types import Shape
 from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.models.format.digests import file_digest
 from slipstream.models.torch.loading import load_target_parts
@@ -23,15 +22,9 @@ from support.services.fleet import draft_worker, glide_of, num_ready, routed, ru
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 PLAIN = SpeculationOptions(mode=Mode.OFF)
 ASKED = {"max_tokens": 200, "sampling": SamplingParams(temperature=0.9, top_p=0.95, seed=11)}
-SURE = Profile(
-    Shape.CHAIN, StopPolicy.FIXED, step_cost=0.6, row_cost=0.0, calibration=Calibration((1.0, 1.0))
-)
+CERTAIN = Calibration((1.0, 1.0))
+SURE = Profile(stop=StopPolicy.FIXED, step_cost=0.6, row_cost=0.0, calibration=CERTAIN)
 """A draft that is sure of eight tokens, which cost five plain rounds, and wrong."""
-LONG = {
-    "max_tokens": 600,
-    "sampling": SamplingParams(frequency_penalty=2.0, min_tokens=600),
-    "stop": ("never",),  # the router asks for each round
-}
 
 
 @pytest.fixture
@@ -56,8 +49,8 @@ def pair(request, folder, tmp_path):
 
 def begin(client, prompts, speculation=FORCED):
     """Tasks of the requests; each returns its result."""
-    asked = {**ASKED, "speculation": speculation}
-    return [asyncio.create_task(client.generate(prompt, **asked)) for prompt in prompts]
+    calls = (client.generate(prompt, speculation=speculation, **ASKED) for prompt in prompts)
+    return [*map(asyncio.create_task, calls)]
 
 
 async def held(*workers):
@@ -125,6 +118,8 @@ async def test_a_request_in_back_off_frees_its_draft_until_it_tries_again(target
     pair = ModelPair(folder.name, "glide", tokens, digests)
     profile.write_text(json.dumps(profile_file(SURE, pair, {})))
     draft = draft_worker(str(weights), folder, profile=profile)
+    asked = {"max_tokens": 600, "stop": ("never",)}  # the router asks for each round
+    asked["sampling"] = SamplingParams(frequency_penalty=2.0, min_tokens=600)
 
     async def use():
         """Running requests, what the draft keeps for them, and the keys that it has read."""
@@ -139,8 +134,8 @@ async def test_a_request_in_back_off_frees_its_draft_until_it_tries_again(target
     ):
         await client.generate("first", max_tokens=8, speculation=FORCED)
         *_, first = await use()
-        request = asyncio.create_task(client.generate("prompt", **LONG))
+        request = asyncio.create_task(client.generate("prompt", **asked))
         *_, left = await fleet.eventually(use, lambda at: at[:2] == (1, 0) and at[2] > first)
         await fleet.eventually(use, lambda at: at[0] == 1 and at[2] > left)
         result = await request
-    assert [result.token_ids] == await plain(["prompt"], LONG)
+    assert [result.token_ids] == await plain(["prompt"], asked)

@@ -114,8 +114,7 @@ class Relay:
             while limit > 0 and (piece := await reader.read(_PIECE)):
                 if self._keeps:
                     kept += piece
-                if self._delay_s:
-                    await asyncio.sleep(self._delay_s)
+                await asyncio.sleep(self._delay_s)
                 writer.write(piece[:limit])
                 await writer.drain()
                 limit -= len(piece)
