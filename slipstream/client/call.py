@@ -69,7 +69,7 @@ class RequestOptions(TypedDict, total=False):
     """A regular expression that the whole text matches."""
     continue_final: bool
     """Continue the last message, the assistant's, instead of answering it."""
-    template_kwargs: Mapping[str, Any]
+    chat_template_kwargs: Mapping[str, Any]
     """Further variables of the chat template, such as enable_thinking."""
     tools: Sequence[Tool | Mapping[str, Any]]
     """Functions that the model may call, also as OpenAI writes them."""
@@ -180,7 +180,7 @@ def _ask(options: RequestOptions) -> Ask:
         given[name] = tuple(given.get(name, ()))
     raw, special = options.get("raw", False), options.get("allow_special_tokens", False)
     shown = () if choice == "none" else tools
-    continue_final, own = options.get("continue_final", False), options.get("template_kwargs")
+    continue_final, own = options.get("continue_final", False), options.get("chat_template_kwargs")
     given["form"] = PromptForm(raw, special, shown, continue_final, json.dumps(own) if own else "")
     given["request_id"] = given.get("request_id") or uuid4().hex
     return Ask(**given, num_logprobs=options.get("logprobs"), grammar=grammar)

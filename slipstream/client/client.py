@@ -188,12 +188,12 @@ class AsyncClient(_ClientBase, AsyncClosing):
         raw: bool = False,
         allow_special_tokens: bool = False,
         tools: Sequence[Tool | Mapping[str, Any]] = (),
-        template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         model: str | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids of a prompt, as a request with it would use them."""
-        own = json.dumps(template_kwargs) if template_kwargs else ""
-        form = PromptForm(raw, allow_special_tokens, tools_of(tools), template_kwargs=own)
+        own = json.dumps(chat_template_kwargs) if chat_template_kwargs else ""
+        form = PromptForm(raw, allow_special_tokens, tools_of(tools), chat_template_kwargs=own)
         model = model or self._context.model
         return await self._context.backend.tokenize(prompt, form, model=model)
 

@@ -17,6 +17,7 @@ from slipstream.core.request.prompt import (
     check_num_bytes,
     checked_prompt,
 )
+from slipstream.core.request.tools import json_object
 from slipstream.text.tokenizer import TextTokenizer
 
 # Stands for the reply that the session already holds. No template trims or rewrites it.
@@ -69,20 +70,21 @@ def _rendered(
 ) -> str:
     """Return messages by the chat template; of a later turn what follows the reply before it, of
     a reply that goes on what comes before its next token."""
+    own = json_object(form.chat_template_kwargs or "{}", "chat_template_kwargs")
     if form.continue_final and not isinstance(content, str):
         *before, last = content
         if is_later or last["role"] != "assistant":
             raise InvalidRequest("continue_final goes with a last message of the assistant's only")
         going_on = {**last, "content": last["content"] + _REPLY}
-        return _parted(tokenizer, [*before, going_on], form)[0]
+        return _parted(tokenizer.render([*before, going_on], form.tools, own))[0]
     if not is_later:
-        return tokenizer.render(_messages(content), form.tools, form.variables)
+        return tokenizer.render(_messages(content), form.tools, own)
     before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY}]
-    return _parted(tokenizer, [*before, *_messages(content)], form)[1]
+    return _parted(tokenizer.render([*before, *_messages(content)], (), own))[1]
 
 
-def _parted(tokenizer: TextTokenizer, messages: Sequence[Message], form: PromptForm) -> list[str]:
-    parts = tokenizer.render(messages, form.tools, form.variables).split(_REPLY)
+def _parted(text: str) -> list[str]:
+    parts = text.split(_REPLY)
     if len(parts) != 2:
         raise InvalidRequest("the chat template of this model can't continue a conversation")
     return parts
@@ -92,7 +94,7 @@ def check_size(content: Any, form: PromptForm, max_tokens: int) -> int:
     """Return the bytes of a prompt and of what is shown with it. Raises `PromptTooLong` for more
     than fit."""
     texts = [(tool.name, tool.description, tool.parameters) for tool in form.tools]
-    size = _num_bytes(content) + _num_bytes([texts, form.template_kwargs])
+    size = _num_bytes(content) + _num_bytes([texts, form.chat_template_kwargs])
     check_num_bytes(size, max_tokens)
     return size
 

@@ -35,6 +35,8 @@ _AROUND = {"user": (0, 0), "system": (0, 1), "assistant": (1, 1), "tool": (1, 1)
 _TOOLS = re.compile(r"\btools\b")
 
 Json = dict[str, Any]
+Messages = Sequence[Message]
+Variables = Json | None
 Now = Callable[[], datetime]
 
 
@@ -64,21 +66,18 @@ class ChatTemplate:
         return bool(_TOOLS.search(self._source))
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] = (),
-        variables: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Sequence[Json] = (), own: Json | None = None
     ) -> str:
         """Return the conversation as text, up to where the model is to answer.
 
-        Raises `InvalidRequest` without a template, for one with mistakes, for `variables` by names
-        that it has already, and when it refuses the messages, or fails over them.
+        Raises `InvalidRequest` without a template, for one with mistakes, for variables of its
+        `own` that it has already, and when it refuses the messages, or fails over them.
         """
         if not messages:
             raise InvalidRequest("there are no messages for the chat template")
-        own = dict(variables or {})
+        own = own or {}
         if taken := sorted(own.keys() & (_RESERVED | self._special_tokens.keys())):
-            raise InvalidRequest(f"template_kwargs has {taken[0]}, which the template has already")
+            raise InvalidRequest(f"chat_template_kwargs has {taken[0]}, which the template has")
         program, in_parts = self._program, self.roles_in_parts
         try:
             shown = [_in_form(message, in_parts) for message in messages]

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from tokenizers import Encoding, Tokenizer
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
-from slipstream.core.request.prompt import Message
 from slipstream.core.request.tools import Tool
 from slipstream.core.text import check_unicode
 from slipstream.text.control_tokens import BREAK, ControlTokens
-from slipstream.text.template import ChatTemplate, Now
+from slipstream.text.template import ChatTemplate, Messages, Now, Variables
 from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tool_prompt import as_text, broken_call, for_template, tool_json
 
@@ -155,12 +154,7 @@ class TextTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self.table.token_bytes(token_id)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] = (),
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Messages, tools: Sequence[Tool] = (), own: Variables = None) -> str:
         """Return a conversation as the chat template writes it, up to where the model is to answer.
 
         To `encode`, all special tokens in it are the template's: what messages and tools have of
@@ -176,9 +170,9 @@ class TextTokenizer:
             ]
         else:
             given, shown = as_text(messages, shown), []
-        safe, shown, own = _changed([given, shown, variables or {}], control.as_text)
+        safe, shown, variables = _changed([given, shown, own or {}], control.as_text)
         try:
-            text = template.render(safe, shown, own)
+            text = template.render(safe, shown, variables)
         except InvalidRequest as error:
             if (place := broken_call(given)) is None:
                 raise
@@ -189,7 +183,7 @@ class TextTokenizer:
         if apart == safe:
             return text
         # An end of a message is part of a special token only if a break there leaves fewer of them.
-        broken = template.render(apart, shown, own)
+        broken = template.render(apart, shown, variables)
         return text if control.count(text) == control.count(broken) else broken
 
     @cached_property

@@ -14,7 +14,8 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from slipstream.core.errors import InvalidRequest, SlipstreamError
@@ -60,9 +61,8 @@ def prompt_request(
     Raises `PromptTooLong` for one that is far longer than `max_tokens` by its size.
     """
     size = check_size(prompt, form, max_tokens)
-    tools = [(tool.name, tool.description, tool.parameters) for tool in form.tools]
-    about = (form.raw, form.allow_special_tokens, tools, form.continue_final, form.template_kwargs)
-    return _request((prompt, about, last_token, max_tokens), PROMPT_CPU_S + BYTE_CPU_S * size)
+    about = (prompt, astuple(form), last_token, max_tokens)
+    return _request(about, PROMPT_CPU_S + BYTE_CPU_S * size)
 
 
 def _request(about: tuple[Any, ...], cpu_s: float) -> WorkerRequest:
@@ -87,7 +87,9 @@ class Worker:
         try:
             if self._tokenizer is None:
                 return self._load(*about)
-            ids = _encoded(self._tokenizer, *about)
+            prompt, (raw, special, tools, *more), last, limit = about
+            form = PromptForm(raw, special, tuple(Tool(*tool) for tool in tools), *more)
+            ids = encode_prompt(self._tokenizer, prompt, form, last_token=last, max_tokens=limit)
             return _answer({}, struct.pack(f"<{len(ids)}I", *ids))
         except SlipstreamError as error:
             return _answer({"error": type(error).__name__, "text": str(error)})
@@ -106,18 +108,6 @@ class Worker:
         gc.collect()
         gc.freeze()
         return _answer({"vocab_hash": tokenizer.vocab_hash}, tokenizer.table.to_bytes())
-
-
-def _encoded(
-    tokenizer: TextTokenizer,
-    prompt: Any,
-    about: tuple[Any, ...],
-    last_token: int | None,
-    max_tokens: int,
-) -> Sequence[int]:
-    raw, allow_special_tokens, tools, *more = about
-    form = PromptForm(raw, allow_special_tokens, tuple(Tool(*tool) for tool in tools), *more)
-    return encode_prompt(tokenizer, prompt, form, last_token=last_token, max_tokens=max_tokens)
 
 
 def main() -> None:

@@ -277,5 +277,5 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int], ModelInfo]:
     info = await client.model_info(body.model)
     is_raw, tools = body.prompt is not None, given_tools(body.tools)
-    own: Any = {"raw": is_raw, "tools": tools, "template_kwargs": body.template_kwargs}
+    own: Any = {"raw": is_raw, "tools": tools, "chat_template_kwargs": body.variables}
     return list(await client.tokenize(body.content, model=info.model, **own)), info

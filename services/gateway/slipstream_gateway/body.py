@@ -133,12 +133,11 @@ class TemplateRequest(StrictModel):
     enable_thinking: bool | None = None
 
     @property
-    def template_kwargs(self) -> dict[str, Any]:
+    def variables(self) -> dict[str, Any]:
         """Return the further variables of the template, of which `chat_template_kwargs` win."""
         effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
         own = {"reasoning_effort": effort, "enable_thinking": self.enable_thinking}
-        given = {name: value for name, value in own.items() if value is not None}
-        return given | self.chat_template_kwargs
+        return {name: it for name, it in own.items() if it is not None} | self.chat_template_kwargs
 
 
 class SamplingRequest(StrictModel):
@@ -192,12 +191,6 @@ class ChatRequest(SharedRequest, TemplateRequest):
     add_special_tokens: Literal[False] = False
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-
-    @property
-    def goes_on(self) -> bool:
-        """Return whether the last message is continued: some clients write that on it."""
-        extra = self.messages[-1].model_extra if self.messages else None
-        return self.continue_final_message or (extra or {}).get("prefix") is True
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -37,11 +37,11 @@ TABLE: tuple[tuple[type[SlipstreamError], int, str], ...] = (
 
 _PARAMETERS = {
     *("max_tokens", "logprobs", "messages", "input", "ignore_eos", "stop_token_ids", "stop"),
-    *("tools", "tool_choice"),
+    *("tools", "tool_choice", "chat_template_kwargs"),
     *(field.name for field in fields(SamplingParams)),
 }
-_GRAMMARS = ("guided_json", "json_schema", "guided_regex", "regex", "guided_choice")
-_TEMPLATE = "chat_template_kwargs"
+REGEXES, SCHEMAS = ("guided_regex", "regex"), ("guided_json", "json_schema")
+"""Names that other servers have for what a text follows."""
 NO_PARAMETER = "is no parameter of this server"
 _PLACE = re.compile(r"(\w+)[\w.\[\]]*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -95,7 +95,8 @@ def _places_in(body: BaseModel) -> dict[str, str]:
     given, is_response = body.model_fields_set, "input" in body.model_fields_set
     prompt = next((name for name in ("input", "tokens", "prompt") if name in given), "messages")
     schema = "text.format.schema" if is_response else "response_format.json_schema.schema"
-    tools, own = _tool_places(body), next((it for it in _GRAMMARS if getattr(body, it, None)), "")
+    tools, names = _tool_places(body), (*REGEXES, *SCHEMAS)
+    own = next((name for name in names if getattr(body, name, None)), "")
     if own:
         schema = own
     elif "structured_outputs" in given:
@@ -107,9 +108,8 @@ def _places_in(body: BaseModel) -> dict[str, str]:
         forced = [place for name, place in tools.items() if name in (named or tools)]
         schema = forced[0] if len(forced) == 1 else "tools"
     places = {"the prompt": prompt, "a prompt": prompt, "the json-schema": schema}
-    places |= {"the regex": own or "structured_outputs.regex", "template_kwargs": _TEMPLATE}
-    places |= {"continue_final": "continue_final_message"}
-    places |= {"the text": prompt, "the tool-calls": "tools"}
+    places |= {"the regex": own or "structured_outputs.regex", "the text": prompt}
+    places |= {"continue_final": "continue_final_message", "the tool-calls": "tools"}
     if is_response:
         places["max_tokens"] = "max_output_tokens"
     return places | {f"the schema of tool {name}": place for name, place in tools.items()}

@@ -37,19 +37,6 @@ class TextOptions(StrictModel):
     format: TextFormat | None = None
 
 
-Included = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "file_search_call.results",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "message.input_image.image_url",
-]
-"""Further parts of an answer; all but the first belong to items that no answer here has."""
-
-
 class ResponsesRequest(SamplingRequest, TemplateRequest):
     """The body of POST /v1/responses."""
 
@@ -63,7 +50,8 @@ class ResponsesRequest(SamplingRequest, TemplateRequest):
     tool_choice: FlatToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
-    include: list[Included] = Field([])
+    include: list[str] = Field([])
+    """Further parts of an answer: log probabilities; others belong to items that none here has."""
     previous_response_id: str | None = None
     store: bool = True
 

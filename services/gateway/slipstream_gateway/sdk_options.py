@@ -22,7 +22,7 @@ from slipstream_gateway.body import (
     StructuredOutputs,
 )
 from slipstream_gateway.chat import ToolUse
-from slipstream_gateway.errors import HttpError, refused
+from slipstream_gateway.errors import REGEXES, SCHEMAS, HttpError, refused
 from slipstream_gateway.messages import FunctionTool
 
 COMPLETION_MAX_TOKENS = 16
@@ -43,16 +43,18 @@ def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int)
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "goes with logprobs true only")
     options = _options(body, request_id)
-    options["template_kwargs"] = body.template_kwargs
+    options["chat_template_kwargs"] = body.variables
     options["max_tokens"] = _limit(body, default_max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
     if body.tool_choice not in ("auto", "none") and not body.tools:
         raise refused("tool_choice", "asks for a call, but there are no tools")
-    if body.add_generation_prompt is body.goes_on:
+    marked = [(message.model_extra or {}).get("prefix") is True for message in body.messages[-1:]]
+    goes_on = body.continue_final_message or any(marked)
+    if body.add_generation_prompt is goes_on:
         why = "is true for an answer, and false with continue_final_message"
         raise refused("add_generation_prompt", why)
-    options["continue_final"] = body.goes_on
+    options["continue_final"] = goes_on
     options["tools"] = given_tools(body.tools)
     options["tool_choice"] = body.tool_choice
     return options
@@ -180,11 +182,10 @@ def _grammar(body: ChatRequest | CompletionRequest) -> RequestOptions:
         found["structured_outputs.json"] = {"json_schema": own.json_schema}
     choices = {"structured_outputs.choice": own.choice, "guided_choice": body.guided_choice or None}
     found |= {name: {"regex": _one_of(it, name)} for name, it in choices.items() if it is not None}
-    regexes = {"structured_outputs.regex": own.regex, "guided_regex": body.guided_regex}
-    regexes["regex"] = body.regex
-    found |= {name: {"regex": it} for name, it in regexes.items() if it}
-    schemas = {"guided_json": body.guided_json, "json_schema": body.json_schema}
-    found |= {name: {"json_schema": it} for name, it in schemas.items() if it}
+    if own.regex is not None:
+        found["structured_outputs.regex"] = {"regex": own.regex}
+    found |= {name: {"regex": it} for name in REGEXES if (it := getattr(body, name))}
+    found |= {name: {"json_schema": it} for name in SCHEMAS if (it := getattr(body, name))}
     if len(found) > 1:
         raise _together(*list(found)[:2])
     return next(iter(found.values()), RequestOptions())

@@ -12,7 +12,7 @@ from slipstream.core.errors import (
     check_fits,
     check_token_ids,
 )
-from slipstream.core.request.tools import Tool, check_tools, json_object
+from slipstream.core.request.tools import Tool, check_tools
 from slipstream.core.text import check_unicode
 
 Message = Mapping[str, Any]
@@ -45,28 +45,23 @@ _PARTS = {
 class PromptForm:
     """Reading of a prompt. `raw` text is taken as it is, with `allow_special_tokens` also the
     names of special tokens; else it goes through the chat template, which shows the tools and may
-    read further variables, `template_kwargs`: JSON of an object, or empty. With `continue_final`
-    the last message goes on, which is the assistant's."""
+    read further variables, `chat_template_kwargs`: JSON of an object, or empty. With
+    `continue_final` the last message goes on, which is the assistant's."""
 
     raw: bool = False
     allow_special_tokens: bool = False
     tools: tuple[Tool, ...] = ()
     continue_final: bool = False
-    template_kwargs: str = ""
+    chat_template_kwargs: str = ""
 
     def __post_init__(self) -> None:
         if self.allow_special_tokens and not self.raw:
             raise UnsupportedCombination("allow_special_tokens goes with a raw prompt only")
-        if self.raw and (self.tools or self.template_kwargs):
-            what = "tools" if self.tools else "template_kwargs"
+        if self.raw and (self.tools or self.chat_template_kwargs):
+            what = "tools" if self.tools else "chat_template_kwargs"
             raise UnsupportedCombination(f"{what} are given, but a raw prompt shows none")
         check_tools(self.tools)
-        check_unicode(self.template_kwargs, "template_kwargs")
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Return the further variables of the template. Raises `InvalidRequest` for no object."""
-        return json_object(self.template_kwargs or "{}", "template_kwargs")
+        check_unicode(self.chat_template_kwargs, "chat_template_kwargs")
 
 
 PLAIN_FORM = PromptForm()

@@ -27,19 +27,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
 }
 """Keywords that grammars do not have, and the values that allow everything."""
-_NEEDED = {
-    **dict.fromkeys(("then", "else"), ("if",)),
-    **dict.fromkeys(("minContains", "maxContains"), ("contains",)),
-    **{"if": ("then", "else"), "additionalItems": ("items",)},
-}
-"""Keywords that have an effect only beside one of others."""
 _FORMATS = {
     *("date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4"),
     *("ipv6", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer", "time"),
     *("uri", "uri-reference", "uri-template", "uuid"),
 }
 """Formats of JSON Schema; any other one only describes, such as pydantic's `path`."""
-_KINDS = {"type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref", "$dynamicRef"}
 _NAMES = {"$anchor", "$dynamicAnchor", "$recursiveAnchor"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 _SHOWN = 80
@@ -154,8 +147,6 @@ class _Document:
             for name, item in value.items()
             if name not in _NAMES | {self._id} and not _is_absent(name, value)
         }
-        if "properties" in copy and not copy.keys() & _KINDS:
-            copy["type"] = "object"  # else a text of another type would follow it, too
         for keyword, target in self._targets[id(value)].items():
             del copy[keyword]
             copy["$ref"] = self._place + quote(target, safe="/~!$&'()*+,;=:@")
@@ -179,8 +170,6 @@ def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
     """Return whether a keyword has no effect, as null has none. As `default` null is data, and as
     `const` where the type allows it."""
     kinds, value = schema.get("type"), schema[keyword]
-    if keyword in _NEEDED and not schema.keys() & _NEEDED[keyword]:
-        return True
     if value is not None:
         is_unknown = keyword == "format" and isinstance(value, str) and value not in _FORMATS
         return is_unknown or value in _NEUTRAL.get(keyword, ())

@@ -156,11 +156,7 @@ def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
 def _check_numbers(ask: Ask) -> None:
     """Raise `InvalidRequest` for a number that no field holds."""
     bias = [("a logit_bias token id", token) for token, _ in ask.sampling.logit_bias]
-    for name, value in (
-        ("max_tokens", ask.max_tokens or 0),
-        ("top_k", ask.sampling.top_k or 0),
-        *bias,
-    ):
+    for name, value in (("top_k", ask.sampling.top_k or 0), *bias):
         is_right = type(value) is int and 0 <= value <= _MAX_UINT32
         check(is_right, name, value, f"an integer up to {_MAX_UINT32}")
 

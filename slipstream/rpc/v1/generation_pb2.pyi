@@ -327,7 +327,7 @@ class Prompt(_message.Message):
     ALLOW_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_FIELD_NUMBER: _builtins.int
-    TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text: one user's message, or as it is with `raw`."""
     raw: _builtins.bool
@@ -336,7 +336,7 @@ class Prompt(_message.Message):
     """Encode names of special tokens in a raw text as these tokens; otherwise they are plain text."""
     continue_final: _builtins.bool
     """Continue the last message, which is the assistant's, instead of answering it. Messages only."""
-    template_kwargs: _builtins.str
+    chat_template_kwargs: _builtins.str
     """Further variables of the chat template: a JSON object, or empty. Not with raw text."""
     @_builtins.property
     def chat(self) -> Global___ChatMessages:
@@ -360,11 +360,11 @@ class Prompt(_message.Message):
         allow_special_tokens: _builtins.bool = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
         continue_final: _builtins.bool = ...,
-        template_kwargs: _builtins.str = ...,
+        chat_template_kwargs: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_special_tokens", b"allow_special_tokens", "chat", b"chat", "content", b"content", "continue_final", b"continue_final", "raw", b"raw", "template_kwargs", b"template_kwargs", "text", b"text", "token_ids", b"token_ids", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_special_tokens", b"allow_special_tokens", "chat", b"chat", "chat_template_kwargs", b"chat_template_kwargs", "content", b"content", "continue_final", b"continue_final", "raw", b"raw", "text", b"text", "token_ids", b"token_ids", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -36,6 +36,13 @@ HONOURED = {
         "stream ignore_eos echo allow_special_tokens store parallel_tool_calls"
         " stream_options.include_usage stream_options.continuous_usage_stats": (False, True),
         "max_tokens max_output_tokens min_tokens n": (2, 2.0),
+        "n_predict": (4, -1),
+        "chat_template_kwargs": ({}, {"enable_thinking": False, "x": [1]}),
+        "reasoning_effort reasoning.effort": ("none", "low", "other"),
+        "enable_thinking": (False, True),
+        "guided_json json_schema": ({}, {"type": "integer"}),
+        "guided_regex regex": ("", "[0-9]"),
+        "guided_choice": ([], ["a", "b"]),
         "max_completion_tokens": (4, 4.0),
         "best_of": (1,),
         "with_rounds continue_final_message": (False,),
@@ -76,8 +83,9 @@ def table(body):
 
 
 def test_a_last_message_of_the_assistant_goes_on_where_the_body_says_so(url):
-    def tokens(reply, **more):
-        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}]
+    def tokens(reply, *, prefix=False, **more):
+        reply = {"role": "assistant", "content": reply, "prefix": prefix}
+        messages = [{"role": "user", "content": "x"}, reply]
         body = {"model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0, **more}
         return post(url, body)
 
@@ -86,8 +94,9 @@ def test_a_last_message_of_the_assistant_goes_on_where_the_body_says_so(url):
     assert one.status_code == two.status_code == 200
     counts = [answer.json()["usage"]["prompt_tokens"] for answer in (one, two)]
     assert counts[1] - counts[0] == len(" upon")
-    for more in ({"add_generation_prompt": False}, {}):
-        assert tokens("Once", **more).status_code == 400
+    marked = tokens("Once upon", prefix=True).json()["usage"]["prompt_tokens"]
+    assert marked == counts[1] < tokens("Once upon").json()["usage"]["prompt_tokens"]
+    assert tokens("Once", add_generation_prompt=False).status_code == 400
 
 
 def with_all(body, values):
@@ -272,6 +281,12 @@ def test_a_text_goes_on_behind_its_end_where_the_end_is_ignored(url, sdk, more):
         post(url, {**body, **asked}).json()["usage"]["completion_tokens"] for asked in ({}, more)
     ]
     assert counts == [1, 6]
+
+
+def test_a_text_without_a_limit_goes_on_to_the_end_of_the_context(url, sdk):
+    body = {"prompt": "hello", "max_tokens": -1, "ignore_eos": True}
+    usage = post(url, body, "/v1/completions").json()["usage"]
+    assert usage["total_tokens"] == sdk.model_info("tiny").limits.context_length
 
 
 def test_further_tokens_end_a_text(url):

@@ -153,6 +153,13 @@ def test_who_shows_no_token_that_a_router_knows_is_not_let_in(guarded, shown):
         assert httpx2.get(f"{url}/health").status_code == 200
 
 
+@pytest.mark.parametrize("header", ["x-api-key", "api-key"])
+def test_a_key_may_be_in_the_headers_of_other_servers(guarded, header):
+    with fronted(guarded.address) as url:
+        answers = [httpx2.get(f"{url}/v1/models", headers={header: it}) for it in (OURS, WRONG)]
+        assert [answer.status_code for answer in answers] == [200, 401]
+
+
 def test_the_fronts_own_token_is_for_those_who_show_none(guarded, tmp_path):
     file = tmp_path / "token"
     file.write_text(f"{OURS}\n")

@@ -41,6 +41,8 @@ def test_a_forced_call_has_the_arguments_that_its_schema_allows_streamed_or_not(
     (call,) = choice.message.tool_calls
     assert (call.type, call.function.name) == ("function", "paint")
     assert json.loads(call.function.arguments)["colour"] in ("red", "green")
+    formatted = chat(client, response_format={"type": "json_object"}, **FORCED).choices[0].message
+    assert formatted.tool_calls[0].function == call.function
     text, calls, reason = pieces(chat(client, stream=True, **FORCED))
     assert (text, reason) == ("", "tool_calls")
     ((_, name, arguments),) = calls.values()
@@ -66,7 +68,7 @@ def test_tools_are_in_the_prompt_unless_none_may_be_called(client):
     ("asked", "sentence"),
     [
         ({"tools": TOOLS, "tool_choice": {**NAMED, "function": {"name": "x"}}}, "no such tool"),
-        ({**FORCED, "response_format": {"type": "json_object"}}, "a text follows one"),
+        ({**FORCED, "structured_outputs": {"regex": "a"}}, "a text follows one"),
         ({"structured_outputs": {"json": []}}, "structured_outputs.json must be an object"),
     ],
 )

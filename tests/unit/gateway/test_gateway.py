@@ -29,7 +29,8 @@ def chat(**body):
 def test_either_name_of_the_limit_counts_and_two_limits_do_not():
     for limit in ({"max_tokens": 7}, {"max_completion_tokens": 7}):
         assert chat(**limit)["max_tokens"] == 7
-    assert chat(max_tokens=7, max_completion_tokens=7)["max_tokens"] == 7
+    assert chat(max_tokens=7, max_completion_tokens=7, n_predict=-1)["max_tokens"] == 7
+    assert (chat(max_tokens=-1)["max_tokens"], chat()["max_tokens"]) == (None, 99)
     with pytest.raises(HttpError, match="max_tokens and max_completion_tokens"):
         chat(max_tokens=7, max_completion_tokens=8)
 
@@ -47,6 +48,33 @@ def test_only_one_of_the_ways_to_say_what_the_text_must_be_is_taken():
     with pytest.raises(HttpError, match="response_format and structured_outputs"):
         chat(**both)
     assert chat(response_format={"type": "text"}, structured_outputs={"regex": "a"})["regex"] == "a"
+
+
+BIT = {"enum": [0, 1]}
+WRITTEN = {
+    "json_schema": [
+        *({"guided_json": BIT}, {"json_schema": BIT}, {"structured_outputs": {"json": BIT}}),
+        {"response_format": {"type": "json_object", "schema": BIT}},
+        {"response_format": {"type": "json_schema", "schema": BIT}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": BIT}}},
+    ],
+    "regex": [{"regex": "(a)|(b)"}, {"guided_regex": "(a)|(b)"}, {"guided_choice": ["a", "b"]}],
+}
+
+
+@pytest.mark.parametrize(("option", "body"), [(it, one) for it in WRITTEN for one in WRITTEN[it]])
+def test_what_the_text_follows_may_be_written_as_other_servers_have_it(option, body):
+    assert chat(**body)[option] == {"json_schema": BIT, "regex": "(a)|(b)"}[option]
+    nothing = {"guided_json": {}, "guided_regex": "", "guided_choice": [], "json_schema": {}}
+    assert chat(**{**nothing, **body})[option] == chat(**body)[option]
+
+
+def test_the_template_reads_what_clients_send_for_it():
+    given = {"reasoning": {"effort": "low"}, "enable_thinking": False}
+    named = {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": True, "x": 1}}
+    read = [chat(**body)["chat_template_kwargs"] for body in (given, {**given, **named})]
+    assert read[0] == {"reasoning_effort": "low", "enable_thinking": False}
+    assert read[1] == {"reasoning_effort": "high", "enable_thinking": True, "x": 1}
 
 
 def test_a_refusal_quotes_nothing_that_was_written():

@@ -20,7 +20,7 @@ from support.services.background import until
 from support.services.hostile_templates import HOSTILE, LOOP
 from support.services.processes import kill, text_workers
 
-TOKENIZER = text_tokenizer(byte_tokenizer(template="{{ tools }}" + TEMPLATE))
+TOKENIZER = text_tokenizer(byte_tokenizer(template="{{ tools }}{{ mood }}" + TEMPLATE))
 CONTEXT = 100_000
 USER = {"role": "user", "content": "hello <|end|> é漢"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -36,6 +36,7 @@ PROMPTS = {
         PromptForm(continue_final=True),
         None,
     ),
+    "variables": ([USER], PromptForm(chat_template_kwargs='{"mood": ["<|end|>", 5]}'), None),
     "long": ("a b " * 10_000, PLAIN_FORM, None),
     "ids": ([5, 6], PLAIN_FORM, None),
 }
@@ -66,8 +67,8 @@ async def test_prompts_have_the_tokens_that_they_have_in_one_process():
 
 async def test_refusals_are_those_of_one_process():
     async with opened() as text:
-        with pytest.raises(InvalidRequest, match="the prompt ends with the assistant"):
-            await text.encode([ASSISTANT], PLAIN_FORM, max_tokens=CONTEXT)
+        with pytest.raises(InvalidRequest, match="chat_template_kwargs must be a JSON object"):
+            await text.encode([USER], PromptForm(chat_template_kwargs="[]"), max_tokens=CONTEXT)
         with pytest.raises(PromptTooLong, match="exceeds 640, 64 for each"):
             await text.encode("a" * 1000, PLAIN_FORM, max_tokens=10)
         with pytest.raises(InvalidRequest, match="token id 259, not 0 to 258"):

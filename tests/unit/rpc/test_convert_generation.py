@@ -96,7 +96,7 @@ IDS_PROMPT = st.lists(IDS, min_size=1, max_size=6).map(tuple)
 ASKS = st.builds(
     Ask,
     sampling=SAMPLING,
-    max_tokens=st.integers(1, 2**31 - 1),
+    max_tokens=maybe(st.integers(1, 2**31 - 1)),
     stop=st.lists(SAID, max_size=3).map(tuple),
     speculation=speculating() | st.just(SpeculationOptions(mode=Mode.OFF)),
     request_id=NAMES,
@@ -120,7 +120,7 @@ WITH_TOOLS = st.builds(
     ask=st.builds(
         Ask,
         form=st.lists(TOOLS, min_size=1, max_size=3, unique_by=lambda at: at.name).map(
-            lambda tools: PromptForm(tools=tuple(tools))
+            lambda tools: PromptForm(tools=tuple(tools), chat_template_kwargs='{"a": [1]}')
         ),
         num_logprobs=st.integers(0, MAX_LOGPROBS),
         prompt_logprobs=st.booleans(),
@@ -164,7 +164,10 @@ def test_what_is_unset_takes_the_default():
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (generation(stopping=pb.StoppingCriteria(max_new_tokens=0)), "max_tokens is 0"),
+        (
+            generation(stopping=pb.StoppingCriteria(max_new_tokens=2**31)),
+            "max_tokens is 2147483648",
+        ),
         (generation(speculation=pb.SpeculationOptions(max_draft_tokens=0)), "is 0"),
         (generation(speculation=pb.SpeculationOptions(num_roots=0)), "num_roots is 0"),
         (generation(speculation=pb.SpeculationOptions(drafter="")), "drafter is ''"),

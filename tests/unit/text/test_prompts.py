@@ -53,15 +53,32 @@ def test_a_template_that_knows_none_has_them_as_text():
     assert text.count("<system>") == 1
 
 
-@pytest.mark.parametrize("template", [PLAIN, KNOWING])
-def test_no_tool_and_no_call_can_write_a_control_token(template):
+def test_a_template_has_further_variables_and_keeps_its_own():
+    text = tokenizer("{{ mood.kind }}{{ documents }}|" + PLAIN)
+    own = {"mood": {"kind": "glad"}, "documents": 5, "unread": [1]}
+    assert text.render(TALK[:1], (), own) == "glad5|<user>please</user>"
+    for name in ("messages", "tools", "add_generation_prompt", *text.parts().special_tokens):
+        with pytest.raises(InvalidRequest, match=f"chat_template_kwargs has {name},"):
+            text.render(TALK[:1], (), {name: "x"})
+
+
+def test_a_conversation_that_ends_with_the_assistant_gets_another_turn():
+    text = tokenizer(PLAIN)
+    said = [TALK[0], {"role": "assistant", "content": "x"}]
+    ids = text.encode(text.render(said), add_special_tokens=False)
+    assert encode_prompt(text, said) == tuple(ids)
+
+
+@pytest.mark.parametrize("template", ["{{ own }}" + PLAIN, "{{ own }}" + KNOWING])
+def test_no_tool_no_call_and_no_variable_can_write_a_control_token(template):
     text = tokenizer(template)
     name = next(iter(text.parts().special_tokens.values()))
     token = text.encode(name, add_special_tokens=False)[0]
     function = {"name": "f", "arguments": json.dumps({name: name}).replace("<", "\\u003c")}
     talk = [TALK[0], {**TALK[1], "tool_calls": ({**CALL, "function": function},)}, TALK[2]]
     tool = Tool("f", name, json.dumps({"type": "object", "properties": {name: {}}}))
-    assert token not in encode_prompt(text, talk, PromptForm(tools=(tool,)))
+    form = PromptForm(tools=(tool,), chat_template_kwargs=json.dumps({"own": {name: name}}))
+    assert token not in encode_prompt(text, talk, form)
 
 
 @pytest.mark.parametrize(

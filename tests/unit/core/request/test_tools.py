@@ -26,13 +26,14 @@ def named(name):
 def test_tools_are_as_openai_writes_them():
     written = {"name": "f", "description": "does f", "parameters": PLACE, "strict": True}
     assert tools_of([{"type": "function", "function": written}, G]) == (replace(F, strict=True), G)
-    assert tools_of([named("g")]) == (G,)
+    for name in ("g", "files.read", "mcp:a/b-c_d", "x" * 128):
+        assert tools_of([named(name)]) == (Tool(name),)
 
 
 NO_FUNCTIONS = [{}, [], {"type": "web_search"}, named("f") | {"more": 1}, {"type": "function"}]
-NO_NAMES = ["", "a b", "x" * 65, "f(", 5]
+NO_NAMES = ["", "a b", "x" * 129, "f(", 5]
 BAD = [(tool, "a tool must have the type function") for tool in NO_FUNCTIONS]
-BAD += [(named(name), "1 to 64 letters, digits, dashes or underscores") for name in NO_NAMES]
+BAD += [(named(name), "1 to 128 letters, digits or any of") for name in NO_NAMES]
 
 
 @pytest.mark.parametrize(("tool", "reason"), BAD)
