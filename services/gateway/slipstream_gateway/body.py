@@ -12,7 +12,13 @@ from slipstream.core.policy.options import Mode
 from slipstream.core.request.prompt import MAX_MESSAGES, Prompt
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream_gateway.errors import NO_PARAMETER, HttpError, parameters_of, refused
-from slipstream_gateway.messages import ChatMessage, FunctionTool, StrictModel, ToolChoice
+from slipstream_gateway.messages import (
+    ChatMessage,
+    FunctionTool,
+    StrictModel,
+    TemplateRequest,
+    ToolChoice,
+)
 
 MAX_CHOICES = 16
 """Answers to one prompt, and of one stream."""
@@ -116,28 +122,6 @@ class Speculation(StrictModel):
     num_roots: Whole | None = None
     drafter: str | None = None
     lookup: bool | None = None
-
-
-class Reasoning(StrictModel):
-    """Options of reasoning."""
-
-    effort: str | None = None
-
-
-class TemplateRequest(StrictModel):
-    """Parameters that the chat template reads."""
-
-    chat_template_kwargs: dict[str, Any] = Field({})
-    reasoning_effort: str | None = None
-    reasoning: Reasoning | None = None
-    enable_thinking: bool | None = None
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Return the further variables of the template, of which `chat_template_kwargs` win."""
-        effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
-        own = {"reasoning_effort": effort, "enable_thinking": self.enable_thinking}
-        return {name: it for name, it in own.items() if it is not None} | self.chat_template_kwargs
 
 
 class SamplingRequest(StrictModel):

@@ -23,6 +23,28 @@ class StrictModel(BaseModel):
         return {name: item for name, item in value.items() if item is not None}
 
 
+class Reasoning(StrictModel):
+    """Options of reasoning."""
+
+    effort: str | None = None
+
+
+class TemplateRequest(StrictModel):
+    """Parameters that the chat template reads."""
+
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    enable_thinking: bool | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Return the further variables of the template, of which `chat_template_kwargs` win."""
+        effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
+        own = {"reasoning_effort": effort, "enable_thinking": self.enable_thinking}
+        return {name: it for name, it in own.items() if it is not None} | self.chat_template_kwargs
+
+
 class ChatMessage(StrictModel):
     """One message of a chat. Its further fields are data, which the prompt's reader takes."""
 

@@ -10,9 +10,9 @@ from pydantic import Field, WithJsonSchema
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
-from slipstream_gateway.body import ChatRequest, SamplingRequest, TemplateRequest, Whole, validated
+from slipstream_gateway.body import ChatRequest, SamplingRequest, Whole, validated
 from slipstream_gateway.errors import HttpError, http_error, refused
-from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
+from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel, TemplateRequest
 
 _OBJECT: dict[str, Any] = {"type": "object"}
 _ID = re.compile(

@@ -175,10 +175,8 @@ class Request:
 def make_request(
     session_id: str, tokens: Sequence[int], ask: Ask, model: ModelFacts, draft: DraftFacts
 ) -> Request:
-    """A request to go on from `tokens`, which earlier turns are part of.
-
-    Raises `InvalidRequest` for what can't be honoured with this model and this draft.
-    """
+    """Return a request to go on from `tokens`, which earlier turns are part of. Raises
+    `InvalidRequest` for what can't be honoured with this model and this draft."""
     own = {name: it for name, it in model.sampling_defaults.items() if name in ask.model_defaults}
     ask = replace(ask, sampling=replace(ask.sampling, **own))  # type: ignore[arg-type]
     if model.is_fallback and ask.speculation == SpeculationOptions():
