@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import check_numerics
-from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+from slipstream.models.dtypes import AUTO, CPU, FP8, choose_dtype
 from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
@@ -88,7 +88,8 @@ def causal_model(
     ranks = None if split is None else split.ranks
     sizes = sizes_of(model, 1 if ranks is None else ranks.size)
     layout = sizes.layout.keeping(hidden_layers, sizes.hidden_size)
-    sizes = replace(sizes, layout=layout)
+    is_scaled = split is not None and split.is_scaled  # which its parts are not yet
+    sizes = replace(sizes, layout=layout, weights_type=FP8 if is_scaled else sizes.weights_type)
     with reading(sizes.name):
         computed = f"{sizes.weights_type} {numerics} {ranks and ranks.size}"
         mark = None if ranks and ranks.rank else mark_of(model, path, computed)

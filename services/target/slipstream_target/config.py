@@ -3,11 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from slipstream.core.errors import InvalidRequest, check
+from slipstream.core.errors import check
 from slipstream.core.policy.options import EAGLE
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.decoder import check_numerics
-from slipstream.models.dtypes import FP8
 from slipstream.models.eagle.eagle_weights import head_layers
 from slipstream.models.glide.glide_config import default_layers
 from slipstream.models.memory import ComputeOptions
@@ -98,11 +97,6 @@ class TargetConfig:
         is_known = bool(_LAYERS.fullmatch(self.hidden_layers))
         forms = "none, auto, eagle3:HEAD or numbers such as 2,15,27"
         check(is_known, "hidden_layers", self.hidden_layers, forms)
-        if self.compute.dtype == FP8 and self.tensor_parallel > 1:
-            raise InvalidRequest(
-                f"tensor_parallel is {self.tensor_parallel}, but the dtype is fp8, which one GPU"
-                " alone computes"
-            )
         choices = {"tool_format": TOOL_FORMATS, "sampling_defaults": ("model", "none")}
         for name, known in choices.items():
             value = getattr(self, name)

@@ -22,6 +22,7 @@ from typing import Self
 import torch
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.models.dtypes import FP8
 from slipstream.models.format.resolve import resolve
 from slipstream.models.torch.loading import check_ranks
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
@@ -88,8 +89,9 @@ class WorkerProcesses:
 
     def join(self) -> TensorParallelGroup:
         """Join the workers as rank 0, on the thread that will compute."""
-        size, device = self._config.tensor_parallel, self._config.compute.device
-        return TensorParallelGroup(join_ranks(0, size, device=device, meeting=self._meeting), self)
+        size, compute = self._config.tensor_parallel, self._config.compute
+        ranks = join_ranks(0, size, device=compute.device, meeting=self._meeting)
+        return TensorParallelGroup(ranks, self, is_scaled=compute.dtype == FP8)
 
     def send(self, step: WorkerStep | None) -> None:
         """See `models.torch.tensor_parallel.Workers`. None is the last step."""

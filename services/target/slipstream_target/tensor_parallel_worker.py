@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
+from slipstream.models.dtypes import FP8
 from slipstream.models.loading import causal_model, sizes_of
 from slipstream.models.threads import Cores, load_on
 from slipstream.models.torch.loading import load_target_parts
@@ -59,7 +60,7 @@ def _load(task: WorkerTask) -> TensorParallelWorker:
     model = causal_model(
         loaded.model,
         numerics=config.numerics,
-        split=TensorParallelGroup(ranks),
+        split=TensorParallelGroup(ranks, is_scaled=compute.dtype == FP8),
         path=loaded.path,
         hidden_layers=layers_of(config.hidden_layers, sizes_of(loaded.model).layout.num_layers),
     )

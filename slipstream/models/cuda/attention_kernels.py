@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.models.cuda.kernels import launch, turned_heads
+from slipstream.models.cuda.kernels import launch, scale_of, turned_heads, warps_for
 from slipstream.models.cuda.layers import attend_others
 from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.torch.arrays import Rows, new_rows
 from slipstream.models.torch.paged import SPANS, attend, num_places
 
 _PAGE, _BLOCK = tl.constexpr(BLOCK_SIZE), tl.constexpr(64)
@@ -128,54 +129,65 @@ def _attend_spans(
 
 @triton.jit
 def _add_spans(
-    sums, peaks, totals, counts, out, size,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, SPANS: tl.constexpr,
+    sums, peaks, totals, counts, out, scales, num_heads, size,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, SPANS: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """The attention of one query head of a token, by its spans."""
-    head = tl.program_id(0)
-    number, inner = tl.arange(0, SPANS), tl.arange(0, WIDTH)
-    low, high = _span(tl.load(counts + head // HEADS), number, SPANS)
-    is_there, part = low < high, head * SPANS + number
-    peak = tl.load(peaks + part, mask=is_there, other=float("-inf"))
-    share = tl.where(is_there, tl.exp(peak - tl.max(peak, 0)), 0.0)
-    total = tl.sum(tl.load(totals + part, mask=is_there, other=0.0) * share, 0)
-    summed = _rows(sums, part, is_there, size, WIDTH, True)
-    mean = tl.where(total > 0, tl.sum(summed * share[:, None], 0) / total, 0.0)
-    tl.store(out + head.to(tl.int64) * size + inner, mean, mask=inner < size)
+    """The attention of query heads of a token, by their spans; all heads of one that is rounded."""
+    row, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    place = row * num_heads + tl.minimum(head, num_heads - 1)  # more heads are the last one again
+    number, inner = tl.arange(0, SPANS)[None, :], tl.arange(0, WIDTH)[None, :]
+    count, first = tl.load(counts + row), place * SPANS
+    low, high = _span(count, number, SPANS)
+    top = tl.load(peaks + first[:, None] + number, mask=low < high, other=float("-inf"))
+    top, total = tl.max(top, 1), tl.zeros([HEADS], tl.float32)
+    mean = tl.zeros([HEADS, WIDTH], tl.float32)
+    for span in tl.static_range(SPANS):
+        low, high = _span(count, span, SPANS)
+        part, is_there = first + span, low + 0 * place < high
+        peak = tl.load(peaks + part, mask=is_there, other=0.0)
+        share = tl.where(is_there, tl.exp(peak - top), 0.0)
+        total += share * tl.load(totals + part, mask=is_there, other=0.0)
+        mean += share[:, None] * _rows(sums, part, is_there, size, WIDTH, True)
+    mean = tl.where((total > 0)[:, None], mean / total[:, None], 0.0)
+    if ROUNDS:
+        mean /= scale_of(tl.max(tl.max(tl.abs(mean), 1), 0), scales, row)
+    into = out + place.to(tl.int64)[:, None] * size + inner
+    tl.store(into, mean.to(out.dtype.element_ty), mask=inner < size)
 
 
 @attend.register_kernel("cuda")
-def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
+def attend_spans(
+    query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float, rounds: bool
+) -> Rows:
     """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
-    return _attended(query, layer, tokens, len(layer) // 2, (query, query, None, 0.0, scale))
+    return _attended(
+        query, layer, tokens, (query, query, None, 0.0, scale, len(layer) // 2), rounds
+    )
 
 
 @attend_others.register_kernel("cuda")
 def attend_other_spans(
     query: Tensor,
-    others: Tensor,
     turns: list[Tensor],
     eps: float,
     tokens: list[Tensor],
     num_keys: int,
-) -> Tensor:
+    rounds: bool,
+) -> Rows:
     """See `attend_others`."""
-    cos, sin, *norms = turns
-    turned, scale = (cos.contiguous(), sin.contiguous()), query.shape[2] ** -0.5
-    given = (*turned, norms[0] if norms else None, eps, scale)
-    return _attended(query, others, tokens, num_keys, given)
+    (cos, sin, *norms), (others, *seen) = turns, tokens
+    norm, scale = norms[0] if norms else None, query.shape[2] ** -0.5
+    given = (cos.contiguous(), sin.contiguous(), norm, eps, scale, num_keys)
+    return _attended(query, others, seen, given, rounds)
 
 
-def _attended(
-    query: Tensor, layer: Tensor, tokens: list[Tensor], num_keys: int, turns: tuple[Any, ...]
-) -> Tensor:
+def _attended(query: Tensor, layer: Tensor, tokens: list[Tensor], turns: Any, rounds: bool) -> Rows:
     """Launch both kernels; `layer` are buffers of others where it has two dimensions."""
-    (num_rows, num_heads, size), (cos, sin, norm, eps, scale) = query.shape, turns
+    (num_rows, num_heads, size), (cos, sin, norm, eps, scale, num_keys) = query.shape, turns
     given, query = [own.contiguous() for own in tokens], query.contiguous()
     tables, tiles, counts, *_ = given
     sums = query.new_empty(num_rows, num_heads, SPANS, size, dtype=torch.float32)
     peaks, totals = sums.new_empty(2, num_rows, num_heads, SPANS)
-    out = torch.empty_like(query)
     group, is_wide = num_heads // num_keys, query.dtype == torch.float32 or not query.is_cuda
     width, has_others = max(triton.next_power_of_2(size), 16), layer.dim() == 2
     launch(
@@ -185,6 +197,10 @@ def _attended(
         GROUP=group, WIDTH=width, PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
         OTHERS=has_others, NORMS=norm is not None,
     )  # fmt: skip
-    own = (sums, peaks, totals, counts, out, size)
-    launch(_add_spans, (num_rows * num_heads,), *own, HEADS=num_heads, WIDTH=width, SPANS=SPANS)
-    return out.flatten(1)
+    out = new_rows(query, num_heads * size, rounds)
+    heads = triton.next_power_of_2(num_heads if rounds else min(num_heads, 4))
+    own = (sums, peaks, totals, counts, out[0], out[-1], num_heads, size)
+    sizes = {"HEADS": heads, "WIDTH": width, "SPANS": SPANS, "ROUNDS": rounds}
+    grid, warps = (num_rows, triton.cdiv(num_heads, heads)), warps_for(heads * width)
+    launch(_add_spans, grid, *own, **sizes, num_warps=warps)
+    return out

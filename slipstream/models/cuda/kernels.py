@@ -7,15 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.models.cuda.layers import (
-    LARGEST,
-    LEAST,
-    add_norm,
-    gate,
-    place,
-    read_states,
-    scaled_linear,
-)
+from slipstream.models.cuda.layers import add_norm, finish, place, read_states
+from slipstream.models.torch.arrays import LARGEST, LEAST, Rows, new_rows
+
+_LARGEST, _LEAST = tl.constexpr(LARGEST), tl.constexpr(LEAST)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **sizes: Any) -> None:
@@ -25,8 +20,24 @@ def launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **siz
         kernel[grid](query, *given, **{"enable_fp_fusion": True, **sizes})
 
 
+def warps_for(width: int) -> int:
+    """Return the warps of a program for rows so wide: a thread has up to 16 numbers of 8,192."""
+    return min(max(width // 512, 4), 16)
+
+
 @triton.jit
-def _add_norm(x, more, weight, total, out, eps, size, WIDTH: tl.constexpr, ADDS: tl.constexpr):
+def scale_of(most, scales, row):
+    """The scale of a row in 8-bit floats by its largest number, which is stored."""
+    scale = tl.maximum(most, _LEAST) / _LARGEST
+    tl.store(scales + row, scale)
+    return scale
+
+
+@triton.jit
+def _add_norm(
+    x, more, weight, total, out, scales, eps, size,
+    WIDTH: tl.constexpr, ADDS: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
     """The sum of a row and the `ADDS` that come to it, rounded, and the norm of that."""
     inner = tl.arange(0, WIDTH)
     mask, place = inner < size, tl.program_id(0).to(tl.int64) * size + inner
@@ -37,8 +48,11 @@ def _add_norm(x, more, weight, total, out, eps, size, WIDTH: tl.constexpr, ADDS:
     own = own.to(x.dtype.element_ty)
     tl.store(total + place, own, mask=mask)
     own = own.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(own * own, 0) / size + eps)
-    tl.store(out + place, own * scale * tl.load(weight + inner, mask=mask, other=0.0), mask=mask)
+    own *= tl.rsqrt(tl.sum(own * own, 0) / size + eps)
+    own *= tl.load(weight + inner, mask=mask, other=0.0)
+    if ROUNDS:
+        own /= scale_of(tl.max(tl.abs(own), 0), scales, tl.program_id(0))
+    tl.store(out + place, own.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -103,43 +117,44 @@ def _read_states(others, slots, out, num_sessions, half, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _gate(x, out, size, WIDTH: tl.constexpr):
-    """A part of a row of silu(a) * b."""
-    row, inner = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+def _numbers(x, row, inner, size, GATES: tl.constexpr):
+    """Some of a row: as it is, or of silu(a) * b."""
     mask = inner < size
+    if not GATES:
+        return tl.load(x + row * size + inner, mask=mask, other=0.0).to(tl.float32)
     first = tl.load(x + 2 * row * size + inner, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(x + (2 * row + 1) * size + inner, mask=mask, other=0.0)
-    tl.store(out + row * size + inner, first * tl.sigmoid(first) * second, mask=mask)
+    return first * tl.sigmoid(first) * second
 
 
 @triton.jit
-def _round(
-    x, codes, scales, size, WIDTH: tl.constexpr, LEAST: tl.constexpr, LARGEST: tl.constexpr
+def _finish(
+    x, out, scales, size, WIDTH: tl.constexpr, GATES: tl.constexpr, ROUNDS: tl.constexpr
 ):  # fmt: skip
-    """A row in 8-bit floats, and its scale."""
-    row, most = tl.program_id(0).to(tl.int64) * size, LEAST
-    for start in range(0, size, WIDTH):
+    """A part of a row, or of silu(a) * b; a whole one in 8-bit floats, and its scale."""
+    row, scale = tl.program_id(0).to(tl.int64), 1.0
+    if ROUNDS:
+        most = 0.0
+        for start in range(0, size, WIDTH):
+            own = _numbers(x, row, start + tl.arange(0, WIDTH), size, GATES)
+            most = tl.maximum(most, tl.max(tl.abs(own), 0))
+        scale = scale_of(most, scales, row)
+    for start in range(tl.program_id(1) * WIDTH, size, tl.num_programs(1) * WIDTH):
         inner = start + tl.arange(0, WIDTH)
-        own = tl.load(x + row + inner, mask=inner < size, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.max(tl.abs(own), 0))
-    scale = most / LARGEST
-    tl.store(scales + tl.program_id(0), scale)
-    for start in range(0, size, WIDTH):
-        inner = start + tl.arange(0, WIDTH)
-        own = tl.load(x + row + inner, mask=inner < size, other=0.0).to(tl.float32)
-        tl.store(codes + row + inner, (own / scale).to(tl.float8e4nv), mask=inner < size)
+        own = _numbers(x, row, inner, size, GATES) / scale
+        tl.store(out + row * size + inner, own.to(out.dtype.element_ty), mask=inner < size)
 
 
 @add_norm.register_kernel("cuda")
-def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float, rounds: bool) -> Rows:
     """See `add_norm`."""
     num_rows, size = x.shape
     width, adds = triton.next_power_of_2(size), len(more) // max(num_rows, 1)
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    given = (x, more if adds else x, weight, total, out)
-    num_warps = min(max(width // 512, 4), 16)  # a thread has up to 16 elements of 8,192
-    launch(_add_norm, (num_rows,), *given, eps, size, WIDTH=width, ADDS=adds, num_warps=num_warps)
-    return total, out
+    total, found = torch.empty_like(x), new_rows(x, size, rounds)
+    given = (more if adds else x, weight, total, found[0], found[-1], eps, size)
+    sizes = {"WIDTH": width, "ADDS": adds, "ROUNDS": rounds, "num_warps": warps_for(width)}
+    launch(_add_norm, (num_rows,), x, *given, **sizes)
+    return [total, *found]
 
 
 @place.register_kernel("cuda")
@@ -169,20 +184,14 @@ def read_halves(like: Tensor, others: Tensor, slots: Tensor, size: int) -> Tenso
     return out
 
 
-@gate.register_kernel("cuda")
-def gate_rows(x: Tensor) -> Tensor:
-    """See `gate`."""
-    size = x.shape[1] // 2
-    out = x.new_empty(len(x), size)
-    launch(_gate, (len(x), triton.cdiv(size, 1024)), x, out, size, WIDTH=1024)
-    return out
-
-
-@scaled_linear.register_kernel("cuda")
-def scaled_products(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """See `scaled_linear`."""
-    x = x.contiguous()
-    codes, own = torch.empty_like(x, dtype=weight.dtype), scales.new_empty(len(x), 1)
-    sizes = {"WIDTH": 1024, "LEAST": LEAST, "LARGEST": LARGEST}
-    launch(_round, (len(x),), x, codes, own, x.shape[1], **sizes)
-    return torch._scaled_mm(codes, weight.t(), own, scales[None], bias, out_dtype=x.dtype)
+@finish.register_kernel("cuda")
+def finish_rows(x: Tensor, gates: bool, rounds: bool) -> Rows:
+    """See `finish`."""
+    size = x.shape[1] // (1 + gates)
+    found, width = new_rows(x, size, rounds), 1024
+    if rounds:
+        width = min(triton.next_power_of_2(size), 8192)
+    grid = (len(x), 1 if rounds else triton.cdiv(size, width))
+    sizes = {"WIDTH": width, "GATES": gates, "ROUNDS": rounds, "num_warps": warps_for(width)}
+    launch(_finish, grid, x.contiguous(), found[0], found[-1], size, **sizes)
+    return found

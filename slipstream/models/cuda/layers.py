@@ -4,7 +4,7 @@ What is between two products is one operator, in float32 and rounded once: a CPU
 in `kernels.py`. A layer gives what it adds to the residual stream apart, and the next norm adds it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,26 +13,25 @@ from torch import Tensor, nn
 
 from slipstream.models.glide.glide import rotate
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.torch.arrays import tensor_at
+from slipstream.models.torch.arrays import Rows, rounded, tensor_at
 from slipstream.models.torch.paged import PagedTokens, attend, attend_by_session
 from slipstream.models.torch.ranks import RowParallelLinear
 
 _FAMILIES = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _LINEARS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
 _LINEARS += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-LARGEST, LEAST = 448.0, 1e-12
-"""The largest 8-bit float, and the least that the largest number of a row counts as."""
 
 
 @torch.library.custom_op("slipstream::add_norm", mutates_args=(), device_types="cpu")
-def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float, rounds: bool) -> list[Tensor]:
     """Return x and the n parts of `more` [n * R, d] added up in order, [R, d], and the
-    root-mean-square norm of that."""
+    root-mean-square norm of that; where it `rounds`, in 8-bit floats."""
     wide = x.to(torch.float32, copy=True)
     for start in range(0, len(more), max(len(x), 1)):
         wide += more[start : start + len(x)]
     total = wide.to(x.dtype)
-    return total, F.rms_norm(total.float(), weight.shape, weight.float(), eps).to(x.dtype)
+    normed = F.rms_norm(total.float(), weight.shape, weight.float(), eps)
+    return [total, *(rounded(normed) if rounds else [normed.to(x.dtype)])]
 
 
 @torch.library.custom_op("slipstream::place", mutates_args=("layer",), device_types="cpu")
@@ -58,20 +57,22 @@ def place(
 @torch.library.custom_op("slipstream::attend_others", mutates_args=(), device_types="cpu")
 def attend_others(
     query: Tensor,
-    others: Tensor,
     turns: list[Tensor],
     eps: float,
     tokens: list[Tensor],
     num_keys: int,
-) -> Tensor:
-    """Return attention [R, heads * d] of queries [R, heads, d] over keys of another model.
+    rounds: bool,
+) -> Rows:
+    """Return attention [R, heads * d] of queries [R, heads, d] over keys of another model, as
+    `attend` does.
 
-    `others` [S, 2] int64 are the address of each session's buffer [2 * num_keys, slots, d], of the
-    queries' dtype, and the slots from head to head; `tokens` are as in `attend`, all on pages.
+    `tokens` are as in `attend`, all on pages, but for a first tensor [S, 2] int64: the address of
+    each session's buffer [2 * num_keys, slots, d], of the queries' dtype, and the slots from head
+    to head.
     Queries are rotated by `turns`: cos and sin [R, rotary_dim], and the weight [d] of their norm,
     if there is one.
     """
-    (cos, sin, *norms), size = turns, query.shape[2]
+    (cos, sin, *norms), (others, *seen), size = turns, tokens, query.shape[2]
     turned = query.float()
     for weight in norms:
         turned = F.rms_norm(turned, (size,), weight.float(), eps)
@@ -83,7 +84,8 @@ def attend_others(
             return query.new_zeros(2 * num_keys, 1, size)
         return tensor_at(address, (2 * num_keys, slots, size), query.dtype)
 
-    return attend_by_session(turned, layer_of, tokens, size**-0.5)
+    out = attend_by_session(turned, layer_of, seen, size**-0.5)
+    return rounded(out) if rounds else [out]
 
 
 @torch.library.custom_op("slipstream::read_states", mutates_args=(), device_types="cpu")
@@ -107,47 +109,34 @@ def read_states(like: Tensor, others: Tensor, slots: Tensor, size: int) -> Tenso
     return out.view(len(slots), -1)
 
 
-@torch.library.custom_op("slipstream::gate", mutates_args=(), device_types="cpu")
-def gate(x: Tensor) -> Tensor:
-    """Return silu(a) * b [R, n] of x [R, 2 * n], which is a beside b."""
-    first, second = x.float().chunk(2, 1)
-    return (F.silu(first) * second).to(x.dtype)
-
-
-@torch.library.custom_op("slipstream::scaled_linear", mutates_args=(), device_types="cpu")
-def scaled_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Return products [R, out] of x [R, in], rounded to 8 bits row by row, and a weight [out, in]
-    that is so already, by the `scales` [out] of its rows."""
-    codes, own = rounded(x)
-    out = F.linear(codes.float(), weight.float()) * own[:, None] * scales
-    return (out if bias is None else out + bias).to(x.dtype)
-
-
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [R, n] in 8-bit floats, and the scale [R] of each, float32."""
-    scales = rows.abs().amax(1).float().clamp(min=LEAST) / LARGEST
-    return (rows / scales[:, None]).to(torch.float8_e4m3fn), scales
+@torch.library.custom_op("slipstream::finish", mutates_args=(), device_types="cpu")
+def finish(x: Tensor, gates: bool, rounds: bool) -> Rows:
+    """Return silu(a) * b [R, n] of x [R, 2 * n], which is a beside b, where it `gates`, and else x
+    [R, n]; where it `rounds`, in 8-bit floats."""
+    first, *others = x.float().chunk(1 + gates, 1)
+    own = F.silu(first) * others[0] if gates else first
+    return rounded(own) if rounds else [own.to(x.dtype)]
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer in 8-bit floats, with a scale for each output; what it multiplies is rounded
-    to them, too, where it `rounds`."""
+    """A linear layer in 8-bit floats, with a scale [out, 1] for each output. It takes rows in such
+    floats and their scales, and rounds others where it `rounds`; its outputs are bfloat16."""
 
     rounds = True
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight.shape[1], len(weight), bias=False, device="meta")
-        self.weight, self.scales = (nn.Parameter(own, False) for own in (weight, scales))
+    def __init__(self, weight: Rows, bias: Tensor | None) -> None:
+        super().__init__(weight[0].shape[1], len(weight[0]), bias=False, device="meta")
+        self.weight, self.scales = (nn.Parameter(own, False) for own in weight)
         if bias is not None:
             self.bias = nn.Parameter(bias, False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
+    def forward(self, x: Tensor, own: Tensor | None = None) -> Tensor:
+        """x [..., in] -> [..., out]; with their `own` scales [R, 1], x [R, in] are 8-bit floats."""
         if not self.rounds:
-            return F.linear(x, (self.weight.float() * self.scales[:, None]).to(x.dtype), self.bias)
-        rows = x.reshape(-1, x.shape[-1])
-        found: Tensor = scaled_linear(rows, self.weight, self.scales, self.bias)
-        return found.view(*x.shape[:-1], -1)
+            return F.linear(x, (self.weight.float() * self.scales).to(x.dtype), self.bias)
+        codes, own = finish(x.flatten(0, -2), False, True) if own is None else (x, own)
+        given = (codes, self.weight.t(), own, self.scales.t(), self.bias)
+        return torch._scaled_mm(*given, out_dtype=torch.bfloat16).view(*x.shape[:-1], -1)
 
 
 def scale_linears(model: nn.Module, device: str, *, head: object = None) -> None:
@@ -155,22 +144,26 @@ def scale_linears(model: nn.Module, device: str, *, head: object = None) -> None
     by one; sizes that are no multiples of 16, which GPUs don't multiply, stay as they are."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is not nn.Linear or child is head:
+            if type(child) is not nn.Linear or head in {child, module}:
                 continue
             if not any(size % 16 for size in child.weight.shape):
                 own = rounded(child.weight.detach().to(device))
                 bias: Tensor | None = child.bias
                 bias = None if bias is None else bias.detach().to(device)
-                setattr(module, name, ScaledLinear(*own, bias))
+                setattr(module, name, ScaledLinear(own, bias))
 
 
 Stream = tuple[Tensor, Tensor]
 """The residual stream [R, d] and what comes to it [n * R, d], in a part for each of n ranks."""
 
 
-def added(norm: Any, stream: Stream) -> Stream:
-    """Return the sum of a stream and its norm, [R, d] each."""
-    found: Stream = add_norm(*stream, norm.weight, norm.eps)
+def added(norm: Any, stream: Tensor | Stream, rounds: bool = False) -> list[Tensor]:
+    """Return the sum of a stream and its norm as `add_norm` does. A stream is [1, R, d], or a sum
+    and what comes to it."""
+    given = (stream[0], stream[0][:0]) if isinstance(stream, Tensor) else stream
+    found: list[Tensor] = add_norm(*given, norm.weight, norm.eps, rounds)
+    if isinstance(norm, FusedNorm) and norm.keep is not None:
+        norm.keep(found[0])
     return found
 
 
@@ -185,36 +178,27 @@ class FusedNorm(nn.Module):
 
     def forward(self, stream: Tensor | Stream) -> Tensor:
         """Return the norm [1, R, d] of a stream."""
-        return self.added(stream)[1][None]
-
-    def added(self, stream: Tensor | Stream) -> Stream:
-        """Return what `added` does. A stream is [1, R, d], or a sum and what comes to it."""
-        found = added(self, (stream[0], stream[0][:0]) if isinstance(stream, Tensor) else stream)
-        if self.keep is not None:
-            self.keep(found[0])
-        return found
+        return added(self, stream)[1][None]
 
 
 class JoinedLayer(nn.Module):
     """The parts of one decoder layer with `norms` before attention and MLP; its products of the
-    same input are one."""
+    same input are one. Where they and the `others` of a layer are all in 8-bit floats, it `rounds`
+    what they take, and such rows have their scales behind them."""
 
-    def __init__(self, layer: Any, norms: Sequence[Any]) -> None:
+    def __init__(self, layer: Any, norms: Sequence[Any], others: Iterable[nn.Module] = ()) -> None:
         super().__init__()
         own, mlp = layer.self_attn, layer.mlp
         self.qkv, self.out = joined(own.q_proj, own.k_proj, own.v_proj), own.o_proj
         self.gate_up, self.down = joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
         self.first, self.second = norms
         self.head_norms = head_norms(own)
+        linears = (self.qkv, self.out, self.gate_up, self.down, *others)
+        self.rounds = _kinds(linears) == {ScaledLinear}
 
-    def placed(self, normed: Tensor, layer: Tensor, places: list[Tensor]) -> Tensor:
-        """Return the queries of attention's input as `place` does."""
-        found: Tensor = place(self.qkv(normed), layer, places, self.head_norms, self.first.eps)
-        return found
-
-    def mlp(self, x: Tensor, normed: Tensor) -> Stream:
+    def mlp(self, x: Tensor, *normed: Tensor) -> Stream:
         """Return the stream behind the layer, by that before its MLP."""
-        return x, _parts(self.down, gate(self.gate_up(normed)))
+        return x, _parts(self.down, finish(self.gate_up(*normed), True, self.rounds))
 
 
 class FusedLayer(JoinedLayer):
@@ -235,12 +219,12 @@ class FusedLayer(JoinedLayer):
         **_: Any,
     ) -> Stream:
         """Return the stream behind the layer."""
-        x, normed = self.first.added(stream)
+        x, *normed = added(self.first, stream, self.rounds)
         layer = slip_pool.layer(self._index)
         places = [*(own[0] for own in position_embeddings), slip_tokens.slots]
-        query = self.placed(normed, layer, places)
-        attended = attend(query, layer, slip_tokens.attended, self._scale)
-        return self.mlp(*self.second.added((x, _parts(self.out, attended))))
+        query = place(self.qkv(*normed), layer, places, self.head_norms, self.first.eps)
+        attended = attend(query, layer, slip_tokens.attended, self._scale, self.rounds)
+        return self.mlp(*added(self.second, (x, _parts(self.out, attended)), self.rounds))
 
 
 def head_norms(attention: Any) -> list[Tensor]:
@@ -249,10 +233,15 @@ def head_norms(attention: Any) -> list[Tensor]:
     return [norm.weight for norm in norms if norm is not None]
 
 
-def _parts(linear: nn.Module, x: Tensor) -> Tensor:
+def _parts(linear: nn.Module, rows: Sequence[Tensor]) -> Tensor:
     """Return what adds up to a layer's product [R, d]: [n * R, d] of n ranks that share it."""
-    found: Tensor = linear.parts(x) if isinstance(linear, RowParallelLinear) else linear(x)
+    found: Tensor = (linear.parts if isinstance(linear, RowParallelLinear) else linear)(*rows)
     return found
+
+
+def _kinds(linears: Iterable[nn.Module]) -> set[type[nn.Module]]:
+    """Return the types of linear layers, or of this rank's parts of them."""
+    return {type(own.part if isinstance(own, RowParallelLinear) else own) for own in linears}
 
 
 def fuse(model: Any) -> None:
@@ -267,8 +256,7 @@ def fuse(model: Any) -> None:
 def _is_known(layer: nn.Module) -> bool:
     if type(layer).__name__ not in _FAMILIES:
         return False
-    kinds = {type(layer.get_submodule(name)) for name in _LINEARS}
-    return kinds <= {nn.Linear, RowParallelLinear} or kinds == {ScaledLinear}
+    return _kinds(map(layer.get_submodule, _LINEARS)) in ({nn.Linear}, {ScaledLinear})
 
 
 def joined(*linears: Any) -> nn.Linear:
@@ -277,7 +265,7 @@ def joined(*linears: Any) -> nn.Linear:
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     bias = torch.cat(biases) if biases else None
     if isinstance(linears[0], ScaledLinear):
-        return ScaledLinear(weight, torch.cat([linear.scales for linear in linears]), bias)
+        return ScaledLinear([weight, torch.cat([linear.scales for linear in linears])], bias)
     return linear_of(weight, bias)
 
 

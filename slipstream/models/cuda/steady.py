@@ -5,16 +5,16 @@ and at times on the row's place among them. Within a range of counts the kernel,
 order of additions, is the same: it is measured and not assumed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.models.cuda.layers import ScaledLinear, rounded
+from slipstream.models.cuda.layers import ScaledLinear, linear_of
 from slipstream.models.decoder import ANY_ROWS, RowRule
 from slipstream.models.glide.glide import RmsNorm
+from slipstream.models.torch.arrays import rounded
 
 _PROBED = (*(1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96), *range(128, 513, 64))
 _FALLBACK = 16
@@ -51,11 +51,12 @@ class SteadyProducts:
         if form not in self._forms:
             self._forms.add(form)
             is_scaled = isinstance(linear, ScaledLinear)
-            example, like = cancelling(weight.to(torch.bfloat16) if is_scaled else weight)
+            example, few = cancelling(weight, torch.bfloat16 if is_scaled else weight.dtype)
+            rows, num = rounded(few) if is_scaled else [few], -(-len(weight) // len(few))
+            like = [own.repeat(num, 1)[: len(weight)] for own in rows]
             zeros = None if bias is None else bias.detach() * 0
-            made = ScaledLinear(*rounded(like), zeros) if is_scaled else None
-            found = probe_rows(made or (lambda x: F.linear(x, like, zeros)), example)
-            self.rule = self.rule.intersect(found)
+            made = ScaledLinear(like, zeros) if is_scaled else linear_of(*like, zeros)
+            self.rule = self.rule.intersect(probe_rows(made, example))
 
 
 class SteadyLinear(nn.Module):
@@ -65,21 +66,24 @@ class SteadyLinear(nn.Module):
         super().__init__()
         self._linear, self._products = linear, products
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
-        rows = x.reshape(-1, x.shape[-1])
+    def forward(self, x: Tensor, *scales: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]; x [R, in] where rows have `scales` [R, 1]."""
+        rows = (x.reshape(-1, x.shape[-1]), *scales)
         return tiled(self._linear, rows, self._products.rule).view(*x.shape[:-1], -1)
 
 
-def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tensor:
-    """`product(x)` in pieces that obey the rule; x [rows, in]."""
-    num_rows = x.shape[0]
+def tiled(product: Callable[..., Tensor], rows: Sequence[Tensor], rule: RowRule) -> Tensor:
+    """Return `product(*rows)` in pieces that obey the rule; rows [R, in], and what goes with
+    them."""
+    num_rows = len(rows[0])
     if num_rows > rule.max_rows:
-        return torch.cat([tiled(product, part, rule) for part in x.split(rule.max_rows)])
+        pieces = zip(*(own.split(rule.max_rows) for own in rows), strict=True)
+        return torch.cat([tiled(product, piece, rule) for piece in pieces])
     missing = rule.min_rows - num_rows
     if missing > 0:
-        return product(torch.cat([x, x[:1].expand(missing, -1)]))[:num_rows]
-    return product(x)
+        more = (torch.cat([own, own[:1].expand(missing, -1)]) for own in rows)
+        return product(*more)[:num_rows]
+    return product(*rows)
 
 
 def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
@@ -111,20 +115,19 @@ def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
     return RowRule(_FALLBACK, _FALLBACK) if low > 1 else RowRule(probed[low], probed[high])
 
 
-def cancelling(weight: Tensor, num_rows: int = _PROBED[-1]) -> tuple[Tensor, Tensor]:
-    """Return inputs [num_rows, in], and a weight of this one's form, whose products are all 0 but
-    for rounding.
+def cancelling(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return inputs [n, in], and rows [n, in] of a weight of this one's form on its device, whose
+    products are all 0 but for rounding.
 
     What is left is made of the order of additions alone. In products of other numbers, rounding
     to bfloat16 hides another order in all but one of some 10,000 elements.
     """
     noise = torch.Generator().manual_seed(0)
-    num_outputs, width = weight.shape
+    num_rows, width = _PROBED[-1], weight.shape[1]
     half = width // 2
     order = torch.randperm(2 * half, generator=noise)
     inputs, outputs = torch.randn(2, num_rows, half, generator=noise)
     example, like = torch.zeros(2, num_rows, width)
     example[:, : 2 * half] = torch.cat([inputs, -inputs], 1)[:, order]
     like[:, : 2 * half] = torch.cat([outputs, outputs], 1)[:, order]
-    # The host has few of the outputs: a head has as many as there are tokens.
-    return example.to(weight), like.to(weight).repeat(-(-num_outputs // num_rows), 1)[:num_outputs]
+    return example.to(weight.device, dtype), like.to(weight.device, dtype)

@@ -69,12 +69,10 @@ class TorchEagle(TorchDraft):
     def states(self, pool: KvPool, tokens: DraftTokens, passes: Sequence[Attended]) -> Stream:
         (layer,), config, features = self.layers, self._config, tokens.features
         assert features is not None, "EAGLE's tokens have features"
-        embedded = self.embeddings[tokens.ids]
-        _, beside = added(self._input_norm, (embedded, embedded[:0]))
-        x, normed = added(layer.first, (features, features[:0]))
-        inputs = torch.cat([beside, normed], 1)
-        x = normed if config.norms_residual else x
-        stream = layer(x, inputs, pool.layer(0), tokens, passes[-1])
+        _, beside = added(self._input_norm, self.embeddings[tokens.ids][None])
+        x, normed = added(layer.first, features[None])
+        entered = [normed if config.norms_residual else x, torch.cat([beside, normed], 1)]
+        stream = layer(entered, pool.layer(0), tokens, passes[-1])
         given, hidden = added(self._norm, stream)
         return (hidden if config.norms_output else given), hidden
 

@@ -20,6 +20,7 @@ from slipstream.models.cuda.layers import (
     added,
     attend_others,
     head_norms,
+    place,
     scale_linears,
 )
 from slipstream.models.glide.glide import RmsNorm, Rope
@@ -64,30 +65,31 @@ class TorchLayer(JoinedLayer):
     MLP."""
 
     def __init__(self, layer: Any, norms: Sequence[RmsNorm], cross: Sequence[Any] = ()) -> None:
-        super().__init__(layer, norms)
+        super().__init__(layer, norms, [own for c in cross for own in (c.q_proj, c.o_proj)])
         self._cross = cross
 
     def forward(
-        self, x: Tensor, inputs: Tensor, buffer: Tensor, tokens: DraftTokens, attended: Attended
+        self, entered: Sequence[Tensor], buffer: Tensor, tokens: DraftTokens, attended: Attended
     ) -> Stream:
-        """Return the stream of the kept tokens behind the layer, x [R, d] before it; keys and
-        values of all go to a pool's `buffer`. Attention takes `inputs` [R, n], behind a norm."""
-        places = [*tokens.rope, tokens.slots]
-        query = self.placed(inputs, buffer, places)
+        """Return the stream of the kept tokens behind the layer; keys and values of all go to a
+        pool's `buffer`. What `entered` are the stream [R, d] and rows [R, n] behind a norm, which
+        attention takes."""
+        (x, *inputs), places = entered, [*tokens.rope, tokens.slots]
+        query = place(self.qkv(*inputs), buffer, places, self.head_norms, self.first.eps)
         if attended.kept is not None:
             x, query, *places = (own[attended.kept] for own in (x, query, *places))
         if not len(x):
             return x, x
         scale = query.shape[2] ** -0.5
-        more = self.out(attend(query, buffer, attended.own, scale))
+        more = self.out(*attend(query, buffer, attended.own, scale, self.rounds))
         # The outputs have no bias, so that nothing is added where nothing is read.
         for cross, buffers in zip(self._cross, attended.others, strict=False):
-            x, normed = added(cross.norm, (x, more))
-            query = cross.q_proj(normed).view(len(x), -1, buffer.shape[2])
+            x, *normed = added(cross.norm, (x, more), self.rounds)
+            query = cross.q_proj(*normed).view(len(x), -1, buffer.shape[2])
             turns, num_keys = [*places[:2], *head_norms(cross)], len(buffer) // 2
-            given = (turns, cross.norm.eps, attended.seen, num_keys)
-            more = cross.o_proj(attend_others(query, buffers, *given))
-        return self.mlp(*added(self.second, (x, more)))
+            given = (turns, cross.norm.eps, [buffers, *attended.seen], num_keys, self.rounds)
+            more = cross.o_proj(*attend_others(query, *given))
+        return self.mlp(*added(self.second, (x, more), self.rounds))
 
 
 class TorchDraft:
@@ -202,11 +204,11 @@ class TorchGlide(TorchDraft):
         return Rope(*rotary_tables(self._target, length, dtype=self._dtype))
 
     def states(self, pool: KvPool, tokens: DraftTokens, passes: Sequence[Attended]) -> Stream:
-        x = self.embeddings[tokens.ids]
-        stream, final = (x, x[:0]), len(self.layers) - 1
+        stream: Any = self.embeddings[tokens.ids][None]
+        final = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            entered, wanted = added(layer.first, stream), passes[-(index == final)]
-            stream = layer(*entered, pool.layer(index), tokens, wanted)
+            entered, wanted = added(layer.first, stream, layer.rounds), passes[-(index == final)]
+            stream = layer(entered, pool.layer(index), tokens, wanted)
         hidden = added(self._norm, stream)[1]
         return hidden[:, :0], hidden
 

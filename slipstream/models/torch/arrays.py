@@ -21,6 +21,10 @@ _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 """Settings of cuBLAS under which it splits no sum by the number of rows."""
 _PARALLEL = 1 << 20
 """Numbers that torch adds up with all of its threads."""
+Rows = list[Tensor]
+"""Rows [R, n], or such in 8-bit floats and the scale [R, 1] of each, float32."""
+LARGEST, LEAST = 448.0, 1e-12
+"""The largest 8-bit float, and the least that the largest number of a row counts as."""
 
 
 def start_torch() -> None:
@@ -71,6 +75,18 @@ def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a tensor over memory of the host, which the caller keeps."""
     size = math.prod(shape) * dtype.itemsize
     return torch.frombuffer((c_char * size).from_address(address), dtype=dtype).view(*shape)
+
+
+def rounded(rows: Tensor) -> Rows:
+    """Return rows [R, n] in 8-bit floats."""
+    scales = rows.abs().amax(1, keepdim=True).float().clamp(min=LEAST) / LARGEST
+    return [(rows / scales).to(torch.float8_e4m3fn), scales]
+
+
+def new_rows(like: Tensor, size: int, rounds: bool) -> Rows:
+    """Return memory for rows [R, size] of the dtype of `like` [R, ...], or in 8-bit floats."""
+    codes = like.new_empty(len(like), size, dtype=torch.float8_e4m3fn if rounds else None)
+    return [codes, like.new_empty(len(like), 1, dtype=torch.float32)] if rounds else [codes]
 
 
 class TorchBuffers(Buffers):

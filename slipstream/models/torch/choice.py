@@ -5,14 +5,14 @@ from transformers import PreTrainedModel
 
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.models.cuda.decoder import CudaDecoder
-from slipstream.models.cuda.layers import fuse
+from slipstream.models.cuda.layers import fuse, scale_linears
 from slipstream.models.cuda.steady import SteadyProducts
 from slipstream.models.decoder import Decoder
 from slipstream.models.dtypes import CPU
 from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.torch.decoder import TorchDecoder
 from slipstream.models.torch.ranks import ALONE
-from slipstream.models.torch.shards import localise, own_bytes
+from slipstream.models.torch.shards import localise
 from slipstream.models.torch.tensor_parallel import TensorParallelGroup
 
 
@@ -37,9 +37,11 @@ def torch_decoder(
             " use auto or fast, or native kernels"
         )
     is_invariant = on_device and numerics != "fast"
-    weight_bytes, ranks = own_bytes(model), ALONE if split is None else split.ranks
+    ranks = ALONE if split is None else split.ranks
     if ranks.size > 1:
         localise(model, ranks, in_order=is_invariant)
+    if split is not None and split.is_scaled:
+        scale_linears(model, str(model.device), head=model.get_output_embeddings())
     if on_device:
         fuse(model)
     rule = None
@@ -47,9 +49,7 @@ def torch_decoder(
         products = SteadyProducts(model)
         rule = products.rule = ranks.agree_on_rule(products.rule, model.device)
     given, length = (model, layout, rule, ranks), sizes.context_length
-    own = CudaDecoder(*given, context_length=length) if on_device else TorchDecoder(*given)
-    own.weight_bytes = weight_bytes
-    return own
+    return CudaDecoder(*given, context_length=length) if on_device else TorchDecoder(*given)
 
 
 def load_kernels(device: str) -> None:

@@ -24,6 +24,7 @@ from slipstream.models.torch.arrays import TorchBuffers
 from slipstream.models.torch.packing import ForwardShape, PackedDraws, PackedForward, pack
 from slipstream.models.torch.paged import PagedTokens, attend, num_places, unpack
 from slipstream.models.torch.ranks import ALONE, Ranks
+from slipstream.models.torch.shards import own_bytes
 
 _ATTENTION = "slipstream"
 _OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}
@@ -40,7 +41,7 @@ def _attention_interface(
     layer = kwargs["slip_pool"].layer(module.layer_idx)
     layer.index_copy_(1, tokens.slots, torch.cat([key[0], value[0]]))
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    out = attend(query[0].transpose(0, 1), layer, tokens.attended, scale)
+    (out,) = attend(query[0].transpose(0, 1), layer, tokens.attended, scale, False)
     return out.view(1, query.shape[2], query.shape[1], -1), None
 
 
@@ -65,7 +66,7 @@ class TorchDecoder(Decoder):
         self.engine = "torch" if layout.device == CPU else "cuda"
         self.numerics: Numerics = "fast" if rule is None else "invariant"
         self.rule, self._ranks = rule or ANY_ROWS, ranks
-        self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
+        self.weight_bytes = own_bytes(model)
         embedding: Any = model.get_input_embeddings().weight
         every = model.named_parameters(remove_duplicate=False)
         is_tied = sum(weight is embedding for _, weight in every) > 1

@@ -49,8 +49,9 @@ def load_target_parts(
     if dtype == FP8:
         _require_plain(folder, gguf)
     with quiet_transformers(), reading(path):
-        model = _load_model(folder, gguf, chosen, CPU if dtype == FP8 else device, num_ranks)
-        if dtype == FP8:  # the device never has the weights in another type
+        is_scaled = dtype == FP8 and num_ranks == 1  # ranks round their parts later
+        model = _load_model(folder, gguf, chosen, CPU if is_scaled else device, num_ranks)
+        if is_scaled:  # the device never has the weights in another type
             scale_linears(model, device, head=model.get_output_embeddings())
             model.to(device)
         text = model.config.get_text_config()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.torch.arrays import Rows, rounded
 from slipstream.models.torch.packing import ForwardShape
 
 SPANS = 16
@@ -44,16 +45,17 @@ def unpack(values: Tensor, shape: ForwardShape) -> tuple[Tensor, PagedTokens]:
 
 
 @torch.library.custom_op("slipstream::attend", mutates_args=(), device_types="cpu")
-def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
+def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float, rounds: bool) -> Rows:
     """Return attention [R, heads * d] of queries [R, heads, d] over a pool's layer
-    [2 * kv_heads, slots, d]; zeros where a token sees nothing.
+    [2 * kv_heads, slots, d]; zeros where a token sees nothing; where it `rounds`, in 8-bit floats.
 
     `tokens` are integers: `tables` [S, P] of sessions' pages; `tiles` [T, 3], the first token,
     number and session of neighbours; of each token [R] the number of its columns (`counts`), how
     many of them are on pages (`seen`), and from where (`starts`) `paths` has the others' slots.
     A CPU's is here, a session's tokens at a time, and a GPU's in `cuda.attention_kernels`.
     """
-    return attend_by_session(query, lambda session: layer, tokens, scale)
+    out = attend_by_session(query, lambda session: layer, tokens, scale)
+    return rounded(out) if rounds else [out]
 
 
 def attend_by_session(

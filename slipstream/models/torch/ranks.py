@@ -94,9 +94,10 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.part, self._ranks, self._in_order = part, ranks, in_order
 
-    def parts(self, x: Tensor) -> Tensor:
-        """Return what adds up to the output [R, out] for x [R, in]: see `Ranks.parts`."""
-        return self._ranks.parts(self.part(x), in_order=self._in_order)
+    def parts(self, *rows: Tensor) -> Tensor:
+        """Return what adds up to the output [R, out] for rows as the layer takes them: see
+        `Ranks.parts`."""
+        return self._ranks.parts(self.part(*rows), in_order=self._in_order)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, ..., in] -> [n, ..., out]."""

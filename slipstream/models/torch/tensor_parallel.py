@@ -47,10 +47,12 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelGroup:
-    """Ranks of a model that is split; `workers` are the others, which rank 0 alone has."""
+    """Ranks of a model that is split; `workers` are the others, which rank 0 alone has. Where it
+    `is_scaled`, each rank rounds its part of the linear layers to 8-bit floats."""
 
     ranks: Ranks
     workers: Workers | None = None
+    is_scaled: bool = False
 
 
 class SplitDecoder:

@@ -17,7 +17,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__
 _SHAPED = {"nonzero", "repeat_interleave"}
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal"}
 _LAUNCHES = {"attend": 2, "attend_others": 2, "draw": 3, "edit": 3, "truncate": 3}
-_LAUNCHES |= {"read_chain": 2, "scaled_linear": 2}
+_LAUNCHES |= {"read_chain": 2}
 """Operators that are more than one kernel."""
 _SURE = {"scaled_dot_product_attention"}
 """Operators that would draw random numbers with other arguments than are ever given."""

@@ -1,7 +1,7 @@
 """A CPU's form of the operators that only a GPU has, for the simulated one and beside kernels: see
 `slipstream.models.cuda.draw_kernels` and `chain_kernels`. All operators' shapes, without values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from slipstream.models.glide.chain_stop import (
     ChainNumber,
     StepNumber,
 )
+from slipstream.models.torch.arrays import new_rows
 
 
 def draw(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:
@@ -164,17 +165,17 @@ def multiply(_: Any, a: Any, b: Any, plus: Any, *options: Any) -> Any:
     return type(plus)(product + plus.data, plus.dtype.scalar)
 
 
-SHAPES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
-    "add_norm": lambda x, *_: (torch.empty_like(x), torch.empty_like(x)),
+SHAPES: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
+    "add_norm": lambda x, *given: [torch.empty_like(x), *new_rows(x, x.shape[1], given[-1])],
     "place": lambda qkv, layer, *_: qkv.new_empty(
         len(qkv), qkv.shape[1] // layer.shape[2] - len(layer), layer.shape[2]
     ),
     **dict.fromkeys(
-        ("attend", "attend_others"), lambda query, *_: torch.empty_like(query.flatten(1))
+        ("attend", "attend_others"),
+        lambda query, *given: new_rows(query, query[0].numel(), given[-1]),
     ),
     "read_states": lambda like, others, slots, size: like.new_empty(len(slots), len(others) * size),
-    "gate": lambda x: x.new_empty(len(x), x.shape[1] // 2),
-    "scaled_linear": lambda x, weight, *_: x.new_empty(len(x), len(weight)),
+    "finish": lambda x, gates, rounds: new_rows(x, x.shape[1] // (1 + gates), rounds),
     "draw": lambda logits, *_: logits.new_empty(len(logits), dtype=torch.int64),
     **dict.fromkeys(("edit", "truncate"), lambda logits, *_: torch.empty_like(logits.float())),
     "read_chain": lambda logits, first, head, chains, num: (

@@ -70,5 +70,3 @@ def test_ranks_share_the_threads_of_the_machine():
     assert build(TargetConfig, tensor_parallel=2, threads=3).rank_threads() == 3
     with pytest.raises(InvalidRequest, match="tensor_parallel is 0, but must be above 0"):
         build(TargetConfig, tensor_parallel=0)
-    with pytest.raises(InvalidRequest, match="tensor_parallel is 2, but the dtype is fp8"):
-        build(TargetConfig, tensor_parallel=2, dtype="fp8")

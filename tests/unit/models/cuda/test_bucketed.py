@@ -171,7 +171,7 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
 
 @pytest.mark.parametrize(
     ("family", "most", "is_scaled"),
-    [("llama", 10, False), ("qwen3", 10, False), ("phi3", 26, False), ("llama", 14, True)],
+    [("llama", 10, False), ("qwen3", 10, False), ("phi3", 26, False), ("qwen2", 10, True)],
 )
 def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most, is_scaled):
     nums = []

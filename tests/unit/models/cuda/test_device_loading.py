@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.models.cuda import layers
 from slipstream.models.loading import causal_model, load_model, sizes_of
 from slipstream.models.torch.choice import load_kernels
 from slipstream.models.torch.loading import load_target_parts
@@ -48,8 +47,8 @@ def private_bytes():
 def test_products_in_8_bits_that_differ_are_refused(tmp_path, monkeypatch):
     save_checkpoint(tmp_path)
     load_kernels("cuda")
-    products = layers.scaled_linear
-    monkeypatch.setattr(layers, "scaled_linear", lambda *given: 1.5 * products(*given))
+    products = torch._scaled_mm
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *own, **of: 1.5 * products(*own, **of))
     loaded = load_model(str(tmp_path), dtype="fp8", device="cuda")
     with pytest.raises(ModelError, match=r"differ from transformers' own by .* \(limit 0\.3\)"):
         causal_model(loaded.model)

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from slipstream.models.cuda.layers import rounded, scale_linears
+from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.cuda.steady import SteadyProducts, probe_rows, tiled
 from slipstream.models.decoder import RowRule
 from slipstream.models.glide.glide import RmsNorm
+from slipstream.models.torch.arrays import rounded
 
 EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 
@@ -40,13 +41,13 @@ def test_tiling_only_ever_asks_for_counts_within_the_rule():
     for rule in (RowRule(1, 32), RowRule(2, 32), RowRule(16, 16)):
         asked = []
 
-        def product(x, asked=asked):
+        def product(x, scales, asked=asked):
             asked.append(len(x))
-            return x * 2
+            return x * scales
 
         for count in range(1, 70):
-            x = EXAMPLE[:count]
-            assert torch.equal(tiled(product, x, rule), x * 2)
+            rows = (EXAMPLE[:count], EXAMPLE[:count, :1])
+            assert torch.equal(tiled(product, rows, rule), rows[0] * rows[1])
         assert rule.min_rows <= min(asked)
         assert max(asked) <= rule.max_rows
 
@@ -78,7 +79,8 @@ def test_products_in_8_bits_are_those_of_the_dequantised_numbers_and_near_the_ex
     exact = body(x).double()
     scale_linears(body, "cpu")
     (linear,), (codes, own) = body, rounded(x)
-    weight = linear.weight.double() * linear.scales.double()[:, None]
-    expected = (codes.double() * own.double()[:, None]) @ weight.T + linear.bias.double()
+    weight = linear.weight.double() * linear.scales.double()
+    expected = (codes.double() * own.double()) @ weight.T + linear.bias.double()
+    assert torch.equal(linear(codes, own), body(x))
     torch.testing.assert_close(body(x).double(), expected, rtol=2**-8, atol=1e-6)
     assert 0.001 < (expected - exact).norm() / exact.norm() < 0.05
