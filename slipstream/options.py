@@ -107,27 +107,22 @@ def options_of(cls: Any) -> Iterator[Option]:
 
 def build(cls: Callable[..., T], **values: Any) -> T:
     """Return `cls` with these values of its options, groups included; the rest have defaults."""
-    by_path: dict[tuple[str, ...], Any] = {}
+    given: dict[str, Any] = {}
     for option in options_of(cls):
         value = values.pop(option.name, option.default)
         if value is not MISSING:
-            by_path[option.path] = value
+            *groups, name = option.path
+            reduce(lambda outer, group: outer.setdefault(group, {}), groups, given)[name] = value
     if values:
         raise TypeError(f"{cls} has no option {min(values)}")
-    built: T = _built(cls, by_path)
+    built: T = _built(cls, given)
     return built
 
 
-def _built(cls: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
+def _built(cls: Any, given: Mapping[str, Any]) -> Any:
     kinds = get_type_hints(cls)
-    given: dict[str, Any] = {}
-    groups: dict[str, dict[tuple[str, ...], Any]] = {}
-    for (name, *inner), value in by_path.items():
-        if inner:
-            groups.setdefault(name, {})[tuple(inner)] = value
-        else:
-            given[name] = value
-    return cls(**given, **{name: _built(kinds[name], group) for name, group in groups.items()})
+    groups = {name: _built(kinds[name], given[name]) for name in given if is_dataclass(kinds[name])}
+    return cls(**{**given, **groups})
 
 
 def check_bounds(options: Any) -> None:
