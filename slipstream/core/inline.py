@@ -5,7 +5,8 @@ inside, their coroutines can be driven by hand, inside a notebook's loop as well
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -52,6 +53,17 @@ async def ended(*tasks: asyncio.Task[Any]) -> None:
             task.exception()
     if cancelled is not None:
         raise cancelled
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run the work beside the block; then cancel it, and wait for its end."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await ended(task)
 
 
 async def either(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T]) -> T:

@@ -12,7 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable, check
-from slipstream.core.inline import before
+from slipstream.core.inline import before, beside
 from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import CallLimits, Calls, ErrorsToStatuses
@@ -168,10 +168,9 @@ class Server:
                 reasons.append(reason)
                 stopped.set()
 
-        watching = loop.create_task(watch())
-        ready()
-        await stopped.wait()
-        watching.cancel()
+        async with beside(watch()):
+            ready()
+            await stopped.wait()
         stopping()
         _LOG.info("stopping: calls in flight have %g s", self._options.grace_s)
         stopped.clear()

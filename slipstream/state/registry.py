@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.inline import beside
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.state.scripts import Script
 
@@ -99,12 +100,10 @@ async def announced(
 
     A store that does not answer does not end the replica: routers that know it still use it.
     """
-    announcing = asyncio.get_running_loop().create_task(_announce(registry, about, every_s))
     try:
-        yield
+        async with beside(_announce(registry, about, every_s)):
+            yield
     finally:
-        announcing.cancel()
-        await asyncio.gather(announcing, return_exceptions=True)
         try:
             await registry.leave(about())
         except Unavailable as error:

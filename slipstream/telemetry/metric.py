@@ -11,6 +11,8 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 from opentelemetry.trace import NoOpTracer, Tracer
 
+from slipstream.core.inline import beside
+
 SAMPLE_S = 1.0
 _NO_METER = NoOpMeter("slipstream")
 _LOG = logging.getLogger("slipstream.telemetry")
@@ -131,10 +133,8 @@ async def sampled(
             take()
             await asyncio.sleep(SAMPLE_S)
 
-    sampling = asyncio.create_task(keep_taking())
     try:
-        yield
+        async with beside(keep_taking()):
+            yield
     finally:
-        sampling.cancel()
-        await asyncio.wait({sampling})
         take()

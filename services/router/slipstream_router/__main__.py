@@ -1,9 +1,9 @@
 """`python -m slipstream_router`: the router as a process."""
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
+from slipstream.core.inline import beside
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream_router.app import Router
@@ -18,13 +18,9 @@ def main(argv: Sequence[str]) -> int:
 async def _serve(config: RouterConfig, telemetry: Telemetry) -> None:
     router = Router(config, telemetry)
     address = with_port(config.listen.address, await router.start())
-    announcing = asyncio.get_running_loop().create_task(_announce(router, address))
-    try:
-        async with sampled(telemetry.instruments, router.sample):
-            await router.serve()
-    finally:
-        announcing.cancel()
-        await asyncio.wait({announcing})
+    announcing, sampling = _announce(router, address), sampled(telemetry.instruments, router.sample)
+    async with beside(announcing), sampling:
+        await router.serve()
 
 
 async def _announce(router: Router, address: str) -> None:

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from slipstream.core.errors import SlipstreamError, Unavailable
+from slipstream.core.inline import beside
 from slipstream.core.request.results import Continuity, Ending
 from slipstream.core.run import Journal
 from slipstream.state.journal import StoreJournal
@@ -56,12 +57,10 @@ class LeaseKeeper:
     async def kept(self, journal: StoreJournal) -> AsyncIterator[KvLocation]:
         """Keep the journal's lease, then give its session back with the location that was set."""
         location = KvLocation()
-        renewing = asyncio.get_running_loop().create_task(self._renew(journal))
         try:
-            yield location
+            async with beside(self._renew(journal)):
+                yield location
         finally:
-            renewing.cancel()
-            await asyncio.wait({renewing})
             closing = self._own(self._close(journal, location))
             await asyncio.shield(closing)  # a caller that leaves must not leave the session busy
 
