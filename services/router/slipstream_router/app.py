@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 from slipstream.core.breaker import Breakers
 from slipstream.core.inline import before
@@ -79,23 +79,13 @@ class Router:
 
     async def ready(self) -> None:
         """Wait until a target is ready. Raises what ended the router before."""
-        assert self._background is not None
-        await before(self._background, self._ready.wait())
-        if self._background.done():
-            await self._background
+        await self._while_kept_up(self._ready.wait())
 
     async def serve(self) -> None:
         """Serve until a signal, and finish what runs. Raises what ended background tasks."""
-        assert self._background is not None
-        served = self._server.serve_until_stopped(stopping=self._refuse)
-        serving = asyncio.get_running_loop().create_task(served)
         try:
-            await asyncio.wait({serving, self._background}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                return await serving
-            await self._background
+            await self._while_kept_up(self._server.serve_until_stopped(stopping=self._refuse))
         finally:
-            serving.cancel()
             await self._server.stop(0)
             await self._end()
 
@@ -154,6 +144,13 @@ class Router:
             self._admission,
             self._request_telemetry,
         )
+
+    async def _while_kept_up(self, work: Coroutine[Any, Any, object]) -> None:
+        """Wait for the work; raise what ended background tasks, if they end before."""
+        assert self._background is not None
+        await before(self._background, work)
+        if self._background.done():
+            await self._background
 
     async def _keep_up(self) -> None:
         async with asyncio.TaskGroup() as group:
