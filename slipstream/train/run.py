@@ -43,7 +43,7 @@ from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
 from slipstream.train.glide import Frozen, GlideMethod
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.provenance import PROVENANCE_NAME, read_provenance, write_provenance
-from slipstream.train.trainer import Check, Inputs, Method, RunState, Trainer, TrainHooks
+from slipstream.train.trainer import Check, Method, RunState, Trainer, TrainHooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +154,8 @@ def train_draft(
     target = load_target_parts(run.draft.target, device=str(group.device))
     files = read_files(run.data, target)
     method, features = run.start(target, files)
-    train, heldout = split_heldout(features.documents, run.settings.heldout)
-    trainer = Trainer(method, Inputs(features, train, heldout), run.settings, group=group)
+    split = split_heldout(features.documents, run.settings.heldout)
+    trainer = Trainer(method, features, split, run.settings, group=group)
     fingerprint = _fingerprint(run, files)
     if run.resume:
         trainer.resume(run.checkpoint, fingerprint)

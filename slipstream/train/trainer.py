@@ -56,15 +56,6 @@ class TrainHooks:
     check: Callable[[Check], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Documents with features, split."""
-
-    features: FeatureSet
-    train: Sequence[int]
-    heldout: Sequence[int]
-
-
 class Method(Protocol):
     """A kind of draft in training: its module, its loss, and what is checked."""
 
@@ -99,19 +90,21 @@ class RunState:
 
 
 class Trainer:
-    """One member's share of a run over `inputs`; `run` returns when the run is over."""
+    """One member's share of a run over `features`; `run` returns when the run is over."""
 
     def __init__(
         self,
         method: Method,
-        inputs: Inputs,
+        features: FeatureSet,
+        split: tuple[Sequence[int], Sequence[int]],
         settings: TrainSettings,
         *,
         group: TrainGroup = SINGLE_PROCESS,
     ) -> None:
+        """`split` are the documents to train on and those held out."""
         self.state = RunState()
         self._method = method
-        self._inputs = inputs
+        self._features, (self._train, self._heldout) = features, split
         self._settings = settings
         self._group = group
         self._optimizer = torch.optim.AdamW(
@@ -121,8 +114,7 @@ class Trainer:
             fused=True,
         )
         self._trained = group.wrap(method.model)
-        documents = inputs.features.documents
-        self._lengths = [len(documents[index].ids) for index in inputs.train]
+        self._lengths = [len(document.ids) for document in features.documents]
 
     def run(self, hooks: TrainHooks) -> None:
         """Train until the schedule ends, checking as often as is set.
@@ -194,11 +186,11 @@ class Trainer:
 
     def _measure(self) -> Heldout:
         """Return the rates on the held-out text."""
-        inputs, counts = self._inputs, HeldoutCounts(NUM_LAGS)
-        lengths = [len(inputs.features.documents[index].ids) for index in inputs.heldout]
+        counts = HeldoutCounts(NUM_LAGS)
+        lengths = [self._lengths[index] for index in self._heldout]
         with self._group.autocast(self._settings.precision):
             for picked in batches(lengths, self._settings.batch_tokens, seed=0, epoch=0):
-                batch = inputs.features.batch([inputs.heldout[index] for index in picked])
+                batch = self._features.batch([self._heldout[index] for index in picked])
                 matches = self._method.matches(batch, counts.num_lags)
                 counts.add(matches, generated_positions(batch))
         return counts.result()
@@ -206,11 +198,12 @@ class Trainer:
     def _batches(self) -> Iterator[list[int]]:
         """Yield the documents of each batch, without end; the state names the next one."""
         size, seed, state = self._settings.batch_tokens, self._settings.seed, self.state
+        lengths = [self._lengths[index] for index in self._train]
         while True:
-            epoch = batches(self._lengths, size, seed=seed, epoch=state.epoch)
+            epoch = batches(lengths, size, seed=seed, epoch=state.epoch)
             for picked in islice(epoch, state.batch, None):
                 state.batch += 1
-                yield [self._inputs.train[index] for index in picked]
+                yield [self._train[index] for index in picked]
             state.epoch, state.batch = state.epoch + 1, 0
 
     def _share(self, picked: Sequence[int]) -> tuple[TrainBatch, Tensor]:
@@ -221,9 +214,9 @@ class Trainer:
         noise = torch.rand(len(picked), 2, generator=torch.Generator().manual_seed(seed))
         if group.rank < len(picked):
             own, noise = picked[group.rank :: group.size], noise[group.rank :: group.size]
-            batch = self._inputs.features.batch(own)
+            batch = self._features.batch(own)
         else:
-            batch, noise = self._inputs.features.batch(picked[:1]), noise[:1]
+            batch, noise = self._features.batch(picked[:1]), noise[:1]
             batch = replace(batch, lengths=torch.zeros_like(batch.lengths))
         return batch, noise.to(group.device)
 
@@ -242,7 +235,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self._method.model.parameters(), GRAD_CLIP)
         optimizer.step()
         state.step += 1
-        num_tokens = sum(len(self._inputs.features.documents[index].ids) for index in picked)
+        num_tokens = sum(self._lengths[index] for index in picked)
         state.num_tokens += num_tokens
         meter.add((part.value / part.weight.clamp_min(1.0)).detach(), num_tokens)
 
