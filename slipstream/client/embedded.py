@@ -107,7 +107,7 @@ class Embedded:
         if session is not None:
             await session.release()
             with suppress(errors.SessionNotFound):
-                await self._leases.delete(session_id, "")
+                await self._leases.store.delete(session_id, "")
 
     async def pause(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -116,7 +116,6 @@ class EmbeddedSession:
 
         The caches are freed with the end of the last turn, and parked with that of any other.
         """
-        self.require_idle()
         asked, journal = call.generation, taken.journal
         if journal is None:
             engine = self.engine

@@ -93,9 +93,6 @@ class SessionLeases:
         journal = None if grant.lease is None else StoreJournal(self.store, claim, grant)
         return AcquiredSession(grant.record, journal)
 
-    async def delete(self, session_id: str, owner: str) -> Record:
-        return await self.store.delete(session_id, owner)
-
     def _claim(self, generation: Generation, owner: str, model: str) -> Claim:
         session, rules = generation.session, self.rules
         return Claim(

@@ -97,7 +97,7 @@ class RequestRunner:
 
     async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
-        record = await self.sessions.delete(session_id, owner)
+        record = await self.sessions.store.delete(session_id, owner)
         await free_parked(
             self.fleet, record, CallOptions(fence=record.fence, round_s=_FORGET_LIMIT_S)
         )
