@@ -52,7 +52,7 @@ class Attention {
     }
     first_ = first_ / kBlock * kBlock;
     stride_ = stride_for(max_count);
-    block.resize(static_cast<size_t>(dim_) * kBlock);
+    block.resize(static_cast<size_t>(dim_) * kBlock * kManyBlocks);
     block_ = block.data();
   }
 
@@ -72,10 +72,13 @@ class Attention {
   // Scores of some blocks of the block_table's positions. The queries of a token are [heads,
   // head_dim], `stride` floats behind those of the token before.
   void score(Span blocks, const float* queries, size_t stride) {
-    for (int64_t block = blocks.first; block < blocks.last; ++block) {
+    for (int64_t block = blocks.first, count; block < blocks.last; block += count) {
       const int64_t first = first_ + block * kBlock;
-      take_keys(spans_[0], spans_[0].block_table, first, longest_);
-      score_block(queries, stride, 0, rows_, first);
+      count = std::min<int64_t>(kManyBlocks, blocks.last - block);
+      for (int i = 0; i < count; ++i) {
+        take_keys(spans_[0], spans_[0].block_table, first + i * kBlock, longest_, i);
+      }
+      score_blocks(static_cast<int>(count), queries, stride, {0, rows_}, first);
     }
   }
 
@@ -85,8 +88,8 @@ class Attention {
     for (int row = static_cast<int>(rows.first); row < rows.last; ++row) {
       const KvSpan<T>& own = spans_[row];
       for (int64_t first = hidden_ancestors(own); first < own.num_ancestors; first += kBlock) {
-        take_keys(own, own.ancestors, first, own.num_ancestors);
-        score_block(queries, stride, row, row + 1, own.num_in_table + first);
+        take_keys(own, own.ancestors, first, own.num_ancestors, 0);
+        score_blocks(1, queries, stride, {row, row + 1}, own.num_in_table + first);
       }
       for (int head = 0; own.count() > 0 && head < heads_; ++head) {
         totals(row)[head] = exp_and_sum(scores(row, head), first_, own.hidden, own.count());
@@ -125,33 +128,54 @@ class Attention {
   }
   float* totals(int row) { return scratch_.totals.data() + row * heads_; }
 
-  // Brings the keys of up to `kBlock` positions into lanes; behind the last one comes the last one.
-  // Later keys are on their way meanwhile.
-  void take_keys(const KvSpan<T>& seen, const int64_t* block_table, int64_t first, int64_t last) {
-    const auto slot = [&](int64_t at) { return block_table == nullptr ? at : block_table[at]; };
+  float* block(int number) { return block_ + number * dim_ * kBlock; }
+
+  // Brings the keys of up to `kBlock` positions into the lanes of a block; behind the last one
+  // comes the last one. Later keys are on their way meanwhile.
+  void take_keys(const KvSpan<T>& seen, const int64_t* block_table, int64_t first, int64_t last,
+                 int number) {
     const T* keys[kBlock];
-    for (int i = 0; i < kBlock; ++i) {
-      const int64_t at = std::min(first + i, last - 1), later = std::min(at + kBlock, last - 1);
-      keys[i] = seen.keys + slot(at) * dim_;
-      fetch(seen.keys + slot(later) * dim_, dim_);
-    }
-    transpose(keys, dim_, block_);
+    each_place(block_table, first, last, [&](int i, int64_t slot, int64_t later) {
+      keys[i] = seen.keys + slot * dim_;
+      fetch(seen.keys + later * dim_, dim_);
+    });
+    transpose(keys, dim_, block(number));
   }
 
-  static void fetch(const T* elements, int count) {
+  // The slots of `kBlock` positions from `first` on, and those of the next block; behind the last
+  // one comes the last one.
+  template <class Take>
+  static SLIPSTREAM_INLINE void each_place(const int64_t* block_table, int64_t first, int64_t last,
+                                           const Take& take) {
+    const auto each = [&](const auto& slot) {
+      if (first + 2 * kBlock <= last) {
+        for (int i = 0; i < kBlock; ++i) take(i, slot(first + i), slot(first + kBlock + i));
+        return;
+      }
+      const auto known = [&](int64_t at) { return slot(std::min(at, last - 1)); };
+      for (int i = 0; i < kBlock; ++i) take(i, known(first + i), known(first + kBlock + i));
+    };
+    if (block_table == nullptr) {
+      each([](int64_t at) { return at; });
+    } else {
+      each([&](int64_t at) { return block_table[at]; });
+    }
+  }
+
+  static SLIPSTREAM_FETCHES void fetch(const T* elements, int count) {
     for (int d = 0; d < count; d += 64 / sizeof(T)) __builtin_prefetch(elements + d);
   }
 
-  // Scores of the block's positions, which go to `offset` on, for some tokens.
-  void score_block(const float* queries, size_t stride, int first, int last, int64_t offset) {
+  // Scores of the positions of `count` blocks, which go to `offset` on, for some tokens.
+  void score_blocks(int count, const float* queries, size_t stride, Span rows, int64_t offset) {
     const float* query[kMaxQueries];
     float* dst[kMaxQueries];
     int waiting = 0;
     const auto flush = [&] {
-      if (waiting > 0) score_batch(query, dst, waiting);
+      if (waiting > 0) score_batch(count, query, dst, waiting);
       waiting = 0;
     };
-    for (int row = first; row < last; ++row) {
+    for (int row = static_cast<int>(rows.first); row < rows.last; ++row) {
       for (int head = 0; head < heads_; ++head) {
         query[waiting] = queries + row * stride + head * dim_;
         dst[waiting] = scores(row, head) + offset;
@@ -161,10 +185,14 @@ class Attention {
     flush();
   }
 
-  void score_batch(const float* const* queries, float* const* dsts, int count) {
-    const float* keys = block_;
-    dots_for(count, std::make_integer_sequence<int, kMaxQueries>())(queries, keys, dim_, scale_,
-                                                                    dsts);
+  void score_batch(int blocks, const float* const* queries, float** dsts, int count) {
+    constexpr auto counts = std::make_integer_sequence<int, kMaxQueries>();
+    const int many = blocks_for(count);
+    for (int first = 0, now; first < blocks; first += now) {
+      now = blocks - first < many ? 1 : many;
+      dots_for(count, now == many, counts)(queries, block(first), dim_, scale_, dsts);
+      for (int q = 0; q < count; ++q) dsts[q] += now * kBlock;
+    }
   }
 
   static int64_t hidden_ancestors(const KvSpan<T>& own) {
@@ -196,14 +224,11 @@ class Attention {
   // Finds the values of up to `kBlock` positions; those of the next ones are on their way.
   void find_values(const KvSpan<T>& seen, const int64_t* block_table, int64_t first, int64_t last,
                    Span elements) {
-    const auto value = [&](int64_t at) {
-      return seen.values + (block_table == nullptr ? at : block_table[at]) * dim_;
-    };
     const int count = static_cast<int>(elements.last - elements.first);
-    for (int64_t at = first; at < std::min(first + kBlock, last); ++at) {
-      values_[at - first] = value(at);
-      fetch(value(std::min(at + kBlock, last - 1)) + elements.first, count);
-    }
+    each_place(block_table, first, last, [&](int i, int64_t slot, int64_t later) {
+      values_[i] = seen.values + slot * dim_;
+      fetch(seen.values + later * dim_ + elements.first, count);
+    });
   }
 
   // Adds these values, weighted by the scores from `offset` on, to the sums of some tokens.
@@ -211,65 +236,89 @@ class Attention {
     constexpr auto counts = std::make_integer_sequence<int, kMaxHeads>();
     for (int head = first * heads_; count > 0 && head < last * heads_;) {
       const int num = std::min(last * heads_ - head, kMaxHeads);
-      for (int64_t d = elements.first; d < elements.last; d += kChunk) {
-        add_weighted(num, head, offset, count, d, counts);
+      for (int64_t d = elements.first, chunks; d < elements.last; d += chunks * kChunk) {
+        const int64_t end = std::min<int64_t>(elements.last, dim_);
+        const bool are_two = num <= kMaxTwice && d + 2 * kChunk <= end;
+        chunks = are_two ? 2 : 1;
+        add_weighted(num, head, offset, count, d, are_two, counts);
       }
       head += num;
     }
   }
 
+  // Heads of which two chunks are weighed at once: their sums hide how long one takes.
+  static constexpr int kMaxTwice = kParts == 2 ? kMaxHeads / 2 : 0;
+
   // `head` counts the heads of all tokens.
   template <int... HEADS>
-  void add_weighted(int num, int head, int64_t offset, int64_t count, int d,
-                  std::integer_sequence<int, HEADS...>) {
+  void add_weighted(int num, int head, int64_t offset, int64_t count, int d, bool are_two,
+                    std::integer_sequence<int, HEADS...>) {
     using Function = void (Attention::*)(int, int64_t, int64_t, int);
+    static constexpr Function twos[] = {&Attention::add_weighted_two<HEADS + 1>...};
     static constexpr Function pairs[] = {&Attention::add_weighted_pair<HEADS + 1>...};
     static constexpr Function tails[] = {&Attention::add_weighted_tail<HEADS + 1>...};
-    const Function add = d + kChunk <= dim_ ? pairs[num - 1] : tails[num - 1];
-    (this->*add)(head, offset, count, d);
+    const Function one = d + kChunk <= dim_ ? pairs[num - 1] : tails[num - 1];
+    (this->*(are_two ? twos[num - 1] : one))(head, offset, count, d);
+  }
+
+  template <int HEADS>
+  void add_weighted_two(int head, int64_t offset, int64_t count, int d) {
+    if constexpr (HEADS <= kMaxTwice) {
+      const auto first = [](const T* p) { return load_first(p); };
+      const auto second = [](const T* p) { return load_second(p); };
+      const auto third = [](const T* p) { return load_first(p + kChunk); };
+      const auto fourth = [](const T* p) { return load_second(p + kChunk); };
+      add_weighted_parts<HEADS>(head, offset, count, d, first, second, third, fourth);
+    }
   }
 
   template <int HEADS>
   void add_weighted_pair(int head, int64_t offset, int64_t count, int d) {
-    const auto first = [&](int64_t p) { return load_first(values_[p] + d); };
-    const auto second = [&](int64_t p) { return load_second(values_[p] + d); };
+    const auto first = [](const T* p) { return load_first(p); };
+    const auto second = [](const T* p) { return load_second(p); };
     if constexpr (kParts == 2) {
       add_weighted_parts<HEADS>(head, offset, count, d, first, second);
     } else {
       add_weighted_parts<HEADS>(head, offset, count, d, first);
-      add_weighted_parts<HEADS>(head, offset, count, d + kLanes, second);
+      const auto behind = [&](const T* p) { return second(p - kLanes); };
+      add_weighted_parts<HEADS>(head, offset, count, d + kLanes, behind);
     }
   }
 
   template <int HEADS>
   void add_weighted_tail(int head, int64_t offset, int64_t count, int d) {
     for (int at = 0; at < dim_ - d; at += kLanes) {
-      const auto tail = [&](int64_t p) {
-        return load_partial(values_[p] + d + at, dim_ - d - at);
-      };
+      const auto tail = [&](const T* p) { return load_partial(p, dim_ - d - at); };
       add_weighted_parts<HEADS>(head, offset, count, d + at, tail);
     }
   }
 
-  // Each of `parts` gives the lanes of a position.
+  // Each of `parts` gives lanes of a position's values, from element `d` on.
   template <int HEADS, class... Parts>
   void add_weighted_parts(int head, int64_t offset, int64_t count, int d, const Parts&... parts) {
     constexpr int num_parts = sizeof...(Parts);
+    float* const first = sums(0, head) + d;
+    const int width = width_;
     Lanes own[HEADS][num_parts];
-    for (int h = 0; h < HEADS; ++h) {
-      for (int c = 0; c < num_parts; ++c) own[h][c] = load(sums(0, head + h) + d + c * kLanes);
-    }
+    const auto each = [&](const auto& work) {
+      unrolled<HEADS * num_parts>([&](auto i) {
+        constexpr int h = i / num_parts, c = i % num_parts;
+        work(own[h][c], first + h * width + c * kLanes);
+      });
+    };
+    each([](Lanes& sum, const float* p) { sum = load(p); });
     const float* weights = scores(0, head) + offset;
+    const T* const* const values = values_;
+    const size_t stride = stride_;
     for (int64_t p = 0; p < count; ++p) {
-      const Lanes v[] = {parts(p)...};
-      for (int h = 0; h < HEADS; ++h) {
-        const Lanes weight = all(weights[h * stride_ + p]);
-        for (int c = 0; c < num_parts; ++c) own[h][c] = fma(weight, v[c], own[h][c]);
-      }
+      const T* const value = values[p] + d;
+      const Lanes v[] = {parts(value)...};
+      unrolled<HEADS>([&](auto h) {
+        const Lanes weight = all(weights[h * stride + p]);
+        unrolled<num_parts>([&](auto c) { own[h][c] = fma(weight, v[c], own[h][c]); });
+      });
     }
-    for (int h = 0; h < HEADS; ++h) {
-      for (int c = 0; c < num_parts; ++c) store(sums(0, head + h) + d + c * kLanes, own[h][c]);
-    }
+    each([](const Lanes& sum, float* p) { store(p, sum); });
   }
 
   // Means out of sums. Of the two lanes of a chunk in bfloat16 each holds every second element.

@@ -15,6 +15,7 @@ using slipstream::Cache;
 using slipstream::Layer;
 using slipstream::Model;
 using slipstream::CrossKv;
+using slipstream::NormedTokens;
 
 template <class T>
 class Forward {
@@ -30,11 +31,15 @@ class Forward {
         buffers_(model.buffers),
         scheduler_(shape_, batch, *model.team, qkv_width_, buffers_) {
     buffers_.x.resize(batch.count * shape_.hidden);
-    buffers_.normed.resize(batch.count * shape_.hidden);
     buffers_.qkv.resize(batch.count * qkv_width_);
     buffers_.wide.resize(batch.count * wide_width_);
     buffers_.gated.resize(batch.count * shape_.mlp);
-    buffers_.normed_quantized.resize(batch.count, shape_.hidden);
+    buffers_.normed.resize(model.team->size());
+    for (NormedTokens& each : buffers_.normed) {
+      const int64_t count = &each == &buffers_.normed.front() ? batch.count : 1;
+      each.values.resize(count * shape_.hidden);
+      each.quantized.resize(count, shape_.hidden);
+    }
     buffers_.attended_quantized.resize(batch.count, shape_.heads * shape_.head_dim);
     buffers_.gated_quantized.resize(batch.count, shape_.mlp);
     if (!shape_.has_features) return;
@@ -61,7 +66,9 @@ class Forward {
 
  private:
   float* x(int64_t row) { return buffers_.x.data() + row * shape_.hidden; }
-  float* normed(int64_t row) { return buffers_.normed.data() + row * shape_.hidden; }
+  float* normed(int64_t row) {
+    return buffers_.normed.front().values.data() + row * shape_.hidden;
+  }
   float* qkv(int64_t row) { return buffers_.qkv.data() + row * qkv_width_; }
 
   void embed(int thread) {
@@ -107,19 +114,25 @@ class Forward {
     return forms;
   }
 
-  Tokens normed_tokens() const { return {buffers_.normed.data(), &buffers_.normed_quantized}; }
-
-  void prepare(int thread, const Block& block, int64_t rows) {
+  // Tokens behind a block's norm. Of one token each thread has its own: none waits for another.
+  Tokens prepared(int thread, const Block& block, int64_t rows) {
     const int forms = forms_of(block);
-    model_.team->each(thread, rows, [&](int64_t row) {
-      float* out = normed(row);
+    NormedTokens& own = buffers_.normed[rows == 1 ? thread : 0];
+    const auto prepare = [&](int64_t row) {
+      float* out = own.values.data() + row * shape_.hidden;
       if (block.norm.empty()) {
         std::copy_n(x(row), shape_.hidden, out);
       } else {
         rms_norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
       }
-      quantize(forms, out, row, buffers_.normed_quantized);
-    });
+      quantize(forms, out, row, own.quantized);
+    };
+    if (rows == 1) {
+      prepare(0);
+    } else {
+      model_.team->each(thread, rows, prepare);
+    }
+    return {own.values.data(), &own.quantized};
   }
 
   // Heads of all tokens; queries of the first `kept` ones alone.
@@ -145,8 +158,7 @@ class Forward {
       const Tokens pairs{buffers_.pairs.data(), &buffers_.pair_quantized};
       project(thread, block, pairs, kept, batch_.count);
     } else {
-      prepare(thread, block, batch_.count);
-      project(thread, block, normed_tokens(), kept, batch_.count);
+      project(thread, block, prepared(thread, block, batch_.count), kept, batch_.count);
     }
     model_.team->barrier();
     if (is_wide(block.query_norm) || is_wide(block.key_norm)) {
@@ -162,7 +174,7 @@ class Forward {
     });
     if (kept == 0) return;
     const T* values = cache + shape_.key_heads * cache_.slots * shape_.head_dim;
-    scheduler_.run(thread, kept, [&](int64_t row) {
+    attend(thread, block, kept, [&](int64_t row) {
       const int64_t *line = batch_.ancestors + batch_.first_ancestor[row],
                     *first = batch_.first_ancestor + row;
       KvSpan<T> seen{cache, values, batch_.block_tables[row], batch_.num_in_table[row], line,
@@ -170,26 +182,30 @@ class Forward {
       if (layer.window > 0) seen.hidden = std::max<int64_t>(0, seen.count() - layer.window);
       return std::make_pair(seen, cache_.slots * shape_.head_dim);
     });
-    add_attended(thread, block, kept);
   }
 
   void cross_attention(int thread, const Layer& layer, int at, int64_t kept) {
     const Block& block = layer.blocks[1 + at];
-    prepare(thread, block, kept);
-    project(thread, block, normed_tokens(), kept, kept);
+    project(thread, block, prepared(thread, block, kept), kept, kept);
     model_.team->barrier();
-    model_.team->each(thread, kept * shape_.heads, [&](int64_t i) {
-      const int64_t row = i / shape_.heads;
-      norm_and_rope(block.query_norm, layer.rotary, row,
-                    qkv(row) + i % shape_.heads * shape_.head_dim);
-    });
-    scheduler_.run(thread, kept, [&](int64_t row) {
+    const auto find = [&](int64_t row) {
       const CrossKv& other = batch_.cross[row * shape_.num_cross + at];
       const KvSpan<T> seen{static_cast<const T*>(other.keys), static_cast<const T*>(other.values),
                          nullptr, batch_.num_read[row], nullptr, 0};
       return std::make_pair(seen, other.stride);
-    });
-    add_attended(thread, block, kept);
+    };
+    const auto turn = [&](int64_t head) {
+      for (int64_t row = 0; row < kept; ++row) {
+        norm_and_rope(block.query_norm, layer.rotary, row, qkv(row) + head * shape_.head_dim);
+      }
+    };
+    if (scheduler_.splits_heads(kept, find)) {  // and so no thread needs another one's heads
+      const Span own = scheduler_.own_heads(thread);
+      for (int64_t head = own.first; head < own.last; ++head) turn(head);
+    } else {
+      model_.team->each(thread, shape_.heads, turn);
+    }
+    attend(thread, block, kept, find);
   }
 
   // Whether a norm is of all heads together, which comes before heads are turned.
@@ -245,8 +261,7 @@ class Forward {
   }
 
   void mlp(int thread, const Block& block, int64_t rows) {
-    prepare(thread, block, rows);
-    const Tokens normed = normed_tokens();
+    const Tokens normed = prepared(thread, block, rows);
     for (int at = 0; at < 2; ++at) {  // gates, then what they are for, a tile of each in turn
       const auto write = [&](int64_t row, int output, Lanes y, int) {
         store(buffers_.wide.data() + row * wide_width_ + 2 * output + at * kTile, y);
@@ -254,22 +269,44 @@ class Forward {
       matmul(*model_.team, thread, block.into[at], normed, rows, write);
     }
     model_.team->barrier();
-    model_.team->each(thread, rows, [&](int64_t row) {
+    each_part(thread, rows, shape_.mlp, [&](int64_t row, Span some) {
       float* out = buffers_.gated.data() + row * shape_.mlp;
-      glu(buffers_.wide.data() + row * wide_width_, shape_.mlp, shape_.is_gelu, out);
-      quantize(form(block.out.kind), out, row, buffers_.gated_quantized);
+      glu(buffers_.wide.data() + row * wide_width_, some, shape_.is_gelu, out);
+      quantize(form(block.out.kind), out, row, some, buffers_.gated_quantized);
     });
     add_product(thread, block, {buffers_.gated.data(), &buffers_.gated_quantized}, rows);
   }
 
-  // Adds what was attended to, times the block's last matrix, to the residual stream.
-  void add_attended(int thread, const Block& block, int64_t rows) {
+  // Does `work(row, columns)` for all columns of rows, whole groups of them; threads share a row
+  // where there are more of them than rows. Then waits for the other threads.
+  template <class F>
+  void each_part(int thread, int64_t rows, int width, const F& work) {
+    const int parts = rows < model_.team->size() ? model_.team->size() : 1;
+    model_.team->each(thread, rows * parts, [&](int64_t i) {
+      const Span own = slipstream::part((width + kGroup - 1) / kGroup, i % parts, parts);
+      work(i / parts, {own.first * kGroup, std::min<int64_t>(own.last * kGroup, width)});
+    });
+  }
+
+  // Adds what tokens attend to, see `AttentionScheduler`, times the block's last matrix, to the
+  // residual stream.
+  template <class Find>
+  void attend(int thread, const Block& block, int64_t rows, const Find& find) {
     const Matrix& m = block.out;
     const float* values = buffers_.attended.data();
-    if (form(m.kind) != kFloat) {
-      model_.team->each(thread, rows, [&](int64_t row) {
-        quantize(form(m.kind), values + row * m.inputs, row, buffers_.attended_quantized);
-      });
+    const auto finish = [&](int64_t row, Span some) {
+      quantize(form(m.kind), values + row * m.inputs, row, some, buffers_.attended_quantized);
+    };
+    if (scheduler_.splits_heads(rows, find)) {
+      const Span own = scheduler_.own_heads(thread);
+      scheduler_.run_heads(thread, rows, find);
+      for (int64_t row = 0; row < rows; ++row) {
+        finish(row, {own.first * shape_.head_dim, own.last * shape_.head_dim});
+      }
+      model_.team->barrier();
+    } else {
+      scheduler_.run(thread, rows, find);
+      if (form(m.kind) != kFloat) each_part(thread, rows, m.inputs, finish);
     }
     add_product(thread, block, {values, &buffers_.attended_quantized}, rows);
   }

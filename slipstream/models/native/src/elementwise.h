@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "lanes.h"
+#include "threads.h"
 
 namespace SLIPSTREAM_ISA {
 
@@ -42,14 +43,14 @@ inline Lanes gelu_exponent(Lanes x) {
   return mul(x, fma(mul(x, x), all(kCubic), all(kLinear)));
 }
 
-// out = silu(gate) * up, or gelu(gate) * up. Gate and up come as tiles in turn: 16 of the one, 16
-// of the other.
-inline void glu(const float* wide, int mlp, bool is_gelu, float* out) {
+// out = silu(gate) * up, or gelu(gate) * up, of some elements, from a whole tile on. Gate and up
+// come as tiles in turn: 16 of the one, 16 of the other.
+inline void glu(const float* wide, slipstream::Span some, bool is_gelu, float* out) {
   const Lanes one = all(1.0f);
-  for (int i = 0; i < mlp; i += kLanes) {
+  for (int i = static_cast<int>(some.first); i < some.last; i += kLanes) {
     const Lanes g = load(wide + 2 * i), up = load(wide + 2 * i + kLanes);
     const Lanes sigmoid_inverse = add(one, exp(sub(zero(), is_gelu ? gelu_exponent(g) : g)));
-    store_partial(out + i, mul(div(g, sigmoid_inverse), up), mlp - i);
+    store_partial(out + i, mul(div(g, sigmoid_inverse), up), static_cast<int>(some.last) - i);
   }
 }
 

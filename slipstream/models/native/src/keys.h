@@ -9,8 +9,9 @@ namespace SLIPSTREAM_ISA {
 
 #if defined(__AVX512F__)
 
-// Lanes of values that are weighed at once, and queries and heads of one call.
-constexpr int kParts = 2, kMaxQueries = 6, kMaxHeads = 6;
+// Lanes of values that are weighed at once, queries and heads of one call, and blocks of keys that
+// half as many queries are multiplied with at once: as many sums as hide how long one takes.
+constexpr int kParts = 2, kMaxQueries = 6, kMaxHeads = 6, kManyBlocks = 4;
 constexpr int kWords = 16;    // of 32 bits, in one register
 constexpr int kColumns = 16;  // words of a key that are brought into lanes together
 
@@ -57,7 +58,7 @@ inline void columns(const T* const* keys, int d, Words* words) {
 
 #elif defined(__AVX2__)
 
-constexpr int kParts = 1, kMaxQueries = 6, kMaxHeads = 6;
+constexpr int kParts = 1, kMaxQueries = 6, kMaxHeads = 6, kManyBlocks = 2;
 constexpr int kWords = 8, kColumns = 4;
 
 using Words = __m256i;
@@ -91,7 +92,7 @@ inline void columns(const T* const* keys, int d, Words* words) {
 
 #else
 
-constexpr int kParts = 1, kMaxQueries = 6, kMaxHeads = 6;
+constexpr int kParts = 1, kMaxQueries = 6, kMaxHeads = 6, kManyBlocks = 2;
 
 #endif
 
@@ -146,24 +147,37 @@ inline void transpose(const T* const* keys, int dim, float* out) {
   }
 }
 
-// dsts[q][0..15] = scale * query q . each of sixteen keys [dim, 16].
-template <int QUERIES>
-inline void dots(const float* const* queries, const float* keys, int dim, float scale,
-                 float* const* dsts) {
-  Lanes sums[QUERIES];
-  for (Lanes& sum : sums) sum = zero();
-  for (int d = 0; d < dim; ++d) {
-    const Lanes key = load(keys + d * kLanes);
-    for (int q = 0; q < QUERIES; ++q) sums[q] = fma(all(queries[q][d]), key, sums[q]);
-  }
-  for (int q = 0; q < QUERIES; ++q) store(dsts[q], mul(sums[q], all(scale)));
+// Blocks of sixteen keys that so many queries are multiplied with at once, where there are as many.
+constexpr int blocks_for(int queries) {
+  return queries <= kMaxQueries / 2 ? kManyBlocks : kManyBlocks / 2;
 }
 
-// The function for 1 to kMaxQueries queries.
+// dsts[q][0..] = scale * query q . each key of BLOCKS blocks [dim, 16].
+template <int QUERIES, int BLOCKS>
+inline void dots(const float* const* queries, const float* keys, int dim, float scale,
+                 float* const* dsts) {
+  Lanes sums[QUERIES][BLOCKS];
+  unrolled<QUERIES * BLOCKS>([&](auto i) { sums[i / BLOCKS][i % BLOCKS] = zero(); });
+  for (int d = 0; d < dim; ++d, keys += kLanes) {
+    Lanes key[BLOCKS];
+    unrolled<BLOCKS>([&](auto b) { key[b] = load(keys + b * dim * kLanes); });
+    unrolled<QUERIES>([&](auto q) {
+      const Lanes value = all(queries[q][d]);
+      unrolled<BLOCKS>([&](auto b) { sums[q][b] = fma(value, key[b], sums[q][b]); });
+    });
+  }
+  unrolled<QUERIES * BLOCKS>([&](auto i) {
+    store(dsts[i / BLOCKS] + i % BLOCKS * kLanes, mul(sums[i / BLOCKS][i % BLOCKS], all(scale)));
+  });
+}
+
+// The function for 1 to kMaxQueries queries and one block, or `blocks_for` as many queries.
 template <int... QUERIES>
-inline auto dots_for(int count, std::integer_sequence<int, QUERIES...>) {
-  static constexpr decltype(&dots<1>) functions[] = {dots<QUERIES + 1>...};
-  return functions[count - 1];
+inline auto dots_for(int count, bool has_many, std::integer_sequence<int, QUERIES...>) {
+  using Function = decltype(&dots<1, 1>);
+  static constexpr Function single[] = {dots<QUERIES + 1, 1>...};
+  static constexpr Function many[] = {dots<QUERIES + 1, blocks_for(QUERIES + 1)>...};
+  return (has_many ? many : single)[count - 1];
 }
 
 }  // namespace SLIPSTREAM_ISA

@@ -118,9 +118,16 @@ struct Scratch {
   Lines<float> scores, sums, totals;
 };
 
+// Tokens behind a norm, as they are and as products take them.
+struct NormedTokens {
+  Lines<float> values;
+  QuantizedActivations quantized;
+};
+
 struct Buffers {
-  QuantizedActivations normed_quantized, attended_quantized, gated_quantized, pair_quantized;
-  Lines<float> x, normed, qkv, attended, wide, gated, pairs;
+  QuantizedActivations attended_quantized, gated_quantized, pair_quantized;
+  Lines<float> x, qkv, attended, wide, gated, pairs;
+  std::vector<NormedTokens> normed;  // the first of all threads; or a token, of each its own
   Lines<float> hidden, logits, ranked, features;  // of chains; rows that are ranked
   std::vector<Lines<float>> blocks;  // by thread
   std::vector<Scratch> scratch;      // by thread, or by key head where threads share it

@@ -177,15 +177,24 @@ struct ByteSum : CodeSum {
   static constexpr int kMaxHeld = kAllSums;
   __m256i low, high;
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
-  // The signs of the weights go to the token's codes: one factor has to be unsigned.
-  static __m256i added(__m256i sum, __m256i w, __m256i x) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  void add(Codes w, const int8_t* four) {
-    const __m256i x = _mm256_set1_epi32(four_codes(four));
-    low = added(low, w.low, x);
-    high = added(high, w.high, x);
+  // The signs of the weights go to the token's codes: one factor has to be unsigned. Written out, as
+  // for nibbles.
+  void add(const Codes& w, const int8_t* four) {
+    const __m256i one = _mm256_set1_epi16(1);
+    __m256i x, product;
+    asm volatile(
+        "vpbroadcastd %4, %2\n\t"
+        "vpsignb %5, %2, %3\n\t"
+        "vpmaddubsw %3, %7, %3\n\t"
+        "vpmaddwd %3, %9, %3\n\t"
+        "vpaddd %3, %0, %0\n\t"
+        "vpsignb %6, %2, %2\n\t"
+        "vpmaddubsw %2, %8, %2\n\t"
+        "vpmaddwd %2, %9, %2\n\t"
+        "vpaddd %2, %1, %1"
+        : "+x"(low), "+x"(high), "=&x"(x), "=&x"(product)
+        : "m"(*reinterpret_cast<const FourCodes*>(four)), "x"(w.low), "x"(w.high),
+          "x"(_mm256_abs_epi8(w.low)), "x"(_mm256_abs_epi8(w.high)), "x"(one));
   }
   Lanes value() const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
 };

@@ -22,6 +22,7 @@ using slipstream::kUneven;
 using slipstream::Kind;
 using slipstream::Matrix;
 using slipstream::bf16_factor;
+using slipstream::Span;
 using slipstream::Work;
 
 // The forms in which products with weights of a kind take tokens.
@@ -30,17 +31,16 @@ inline int form(Kind kind) {
   return is_quantized(kind) ? kInt8 : kind == Kind::kBFloat16 ? kBf16 : kFloat;
 }
 
-// A token rounded to bfloat16.
-inline void to_bf16(const float* x, int64_t row, QuantizedActivations& out) {
-  const int inputs = out.inputs;
-  uint32_t* words = out.words.data() + row * inputs;
+// Some of a token's elements, an even number but for the last ones, rounded to bfloat16.
+inline void to_bf16(const float* x, int64_t row, Span some, QuantizedActivations& out) {
+  uint32_t* words = out.words.data() + row * out.inputs;
 #if defined(SLIPSTREAM_HAS_PAIRS)
-  for (int i = 0; i < inputs / 2; ++i) {
+  for (int64_t i = some.first / 2; i < some.last / 2; ++i) {
     words[i] = bf16_factor(x[2 * i]) | bf16_factor(x[2 * i + 1]) >> 16;
   }
-  if (inputs % 2) words[inputs / 2] = bf16_factor(x[inputs - 1]);
+  if (some.last % 2) words[some.last / 2] = bf16_factor(x[some.last - 1]);
 #else
-  for (int i = 0; i < inputs; ++i) words[i] = bf16_factor(x[i]);
+  for (int64_t i = some.first; i < some.last; ++i) words[i] = bf16_factor(x[i]);
 #endif
 }
 
@@ -49,10 +49,11 @@ inline int32_t offset_of(float sum) {
   return std::fabs(sum) <= 128.0f * kPart ? static_cast<int32_t>(-128.0f * sum) : 0;
 }
 
-// A token's codes: nearest multiples of a scale, of which the largest element is 127.
-inline void quantize(const float* x, int64_t row, QuantizedActivations& out) {
+// The codes of some of a token's elements, whole groups of them: nearest multiples of a scale, of
+// which the largest element is 127.
+inline void to_int8(const float* x, int64_t row, Span some, QuantizedActivations& out) {
   const int inputs = out.inputs, groups = inputs / kGroup;
-  for (int g = 0; g < groups; ++g) {
+  for (int64_t g = some.first / kGroup; g < some.last / kGroup; ++g) {
     const Lanes a = load(x + g * kGroup), b = load(x + g * kGroup + kPart);
     const float amax = largest(max(max(a, sub(zero(), a)), max(b, sub(zero(), b))));
     const bool is_zero = amax < 1e-30f;  // or too small to divide by
@@ -71,10 +72,13 @@ inline void quantize(const float* x, int64_t row, QuantizedActivations& out) {
   }
 }
 
-// A token in some of the forms.
+// A token in some of the forms: some of its elements, by default all.
+inline void quantize(int forms, const float* x, int64_t row, Span some, QuantizedActivations& out) {
+  if (forms & kBf16) to_bf16(x, row, some, out);
+  if (forms & kInt8) to_int8(x, row, some, out);
+}
 inline void quantize(int forms, const float* x, int64_t row, QuantizedActivations& out) {
-  if (forms & kBf16) to_bf16(x, row, out);
-  if (forms & kInt8) quantize(x, row, out);
+  quantize(forms, x, row, {0, out.inputs}, out);
 }
 
 // How wide codes are, the sums of their products, and what codes stand for.
