@@ -16,7 +16,7 @@ from slipstream.models.kv.batch import Part
 from slipstream.models.native import library
 from slipstream.models.threads import set_num_threads
 from support.models import families, tiny
-from support.models.families import faint_model, grouped_model, odd_model
+from support.models.families import faint_model, grouped_model, odd_model, uneven_model
 from support.models.in_memory import causal_model
 from support.models.instruction_sets import teams
 
@@ -28,6 +28,7 @@ MAKERS = {
     **{family: partial(tiny.hf_model, family) for family in FAMILIES},
     "odd": odd_model,
     "grouped": grouped_model,
+    "uneven": uneven_model,
     "faint": faint_model,
     **{family: families.MAKERS[family] for family in ("granite", "olmo3", "phi3", "gemma3_text")},
 }

@@ -13,8 +13,10 @@ using slipstream::Buffers;
 using slipstream::Team;
 
 constexpr int kMaxTogether = 8;  // tokens that are looked at together
-// Twice the most key heads that all threads together bring into lanes, for each there is, where
-// threads have heads of their own.
+// Where threads have heads of their own: the most tokens times the positions that they see, as more
+// of them take longer than waiting does, and twice the most key heads that all threads together
+// bring into lanes, for each there is.
+constexpr int64_t kMostApart = 4096;
 constexpr int kMostTwice = 3;
 
 // Queries are the first of `qkv` [rows, qkv_width], means go to `attended` [rows, heads *
@@ -45,7 +47,8 @@ class AttentionScheduler {
   bool splits_heads(int64_t rows, const Find& find) const {
     const int64_t size = team_.size();
     if (size == 1 || size > shape_.heads || shape_.head_dim % slipstream::kGroup != 0) return false;
-    return 2 * num_key_heads_ * size <= kMostTwice * shape_.key_heads && share_table(rows, find);
+    if (2 * num_key_heads_ * size > kMostTwice * shape_.key_heads) return false;
+    return rows * max_count_ <= kMostApart && share_table(rows, find);
   }
 
   // Attention of `rows` tokens for the thread's own heads: of these alone no other thread needs
@@ -106,15 +109,14 @@ class AttentionScheduler {
 
   // Makes room for all attentions: threads that share one find it.
   void reserve(const Batch& batch) {
-    int64_t max_count = 0;
     for (int64_t row = 0; row < batch.count; ++row) {
       const int64_t num_ancestors = batch.first_ancestor[row + 1] - batch.first_ancestor[row];
-      max_count = std::max(max_count, batch.num_in_table[row] + num_ancestors);
-      if (shape_.num_cross > 0) max_count = std::max(max_count, batch.num_read[row]);
+      max_count_ = std::max(max_count_, batch.num_in_table[row] + num_ancestors);
+      if (shape_.num_cross > 0) max_count_ = std::max(max_count_, batch.num_read[row]);
     }
     const int rows = static_cast<int>(std::min<int64_t>(batch.count, kMaxTogether));
     for (Scratch& scratch : buffers_.scratch) {
-      Attention<T>::reserve(shape_, group(), rows, max_count, scratch);
+      Attention<T>::reserve(shape_, group(), rows, max_count_, scratch);
     }
   }
 
@@ -179,6 +181,7 @@ class AttentionScheduler {
   const int qkv_width_;
   Buffers& buffers_;
   int64_t num_key_heads_ = 0;  // that a thread's own heads are of, at most
+  int64_t max_count_ = 0;      // positions that a token sees, at most
 };
 
 }  // namespace SLIPSTREAM_ISA

@@ -19,8 +19,16 @@ using slipstream::Tokens;
 
 static_assert(kTile == kLanes);
 
-// Tiles that a thread takes at once: few enough that none waits for long, enough to be worth it.
+// Tiles that a thread goes through at once for one part of the tokens after the other: they stay in
+// the first cache.
 constexpr int kTilesAtOnce = 4;
+
+// Tiles that a thread takes at once: few enough that none waits for long, enough to be worth it, as
+// a thread that takes more first waits until what it has written is there.
+inline int64_t tiles_to_take(const Matrix& m) {
+  constexpr int64_t kBytes = 1 << 16;
+  return std::max<int64_t>(kTilesAtOnce, kBytes / static_cast<int64_t>(m.tile_bytes));
+}
 
 template <int ROWS, int TILES>
 using Sums = Lanes[ROWS][TILES];
@@ -240,7 +248,8 @@ inline void matmul(Team& team, int thread, const Matrix& m, Span share, const To
   };
   // Tokens of a turn stay in the first cache for several tiles, and their outputs are neighbours.
   const int64_t together = turns > 1 ? kTilesAtOnce : most_tiles;
-  team.share(thread, share.last - share.first, kTilesAtOnce, [&](Span some, int64_t end) {
+  const int64_t most = tiles_to_take(m);
+  team.share(thread, share.last - share.first, most, [&](Span some, int64_t end) {
     for (int64_t tile = some.first, count; tile < some.last; tile += count) {
       count = std::min(together, some.last - tile);
       compute({tile, tile + count}, tile + count < end ? count * m.tile_bytes : 0);
