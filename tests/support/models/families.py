@@ -68,10 +68,10 @@ def grouped_model(dtype: torch.dtype = torch.float32) -> Any:
 
 
 def uneven_model(dtype: torch.dtype = torch.float32) -> Any:
-    """Three query heads for each key head, a window: two threads have heads of the same key head."""
+    """Three query heads for each of three key heads, which two threads can't divide; a window."""
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
-    more = {"sliding_window": 90, "num_hidden_layers": 2}
-    return family_model("mistral", dtype, hidden_size=96, **heads, **more)
+    more = {"sliding_window": 50, "num_hidden_layers": 2}
+    return family_model("mistral", dtype, hidden_size=144, **heads, **more)
 
 
 def faint_model(dtype: torch.dtype = torch.float32) -> Any:
