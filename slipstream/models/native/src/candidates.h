@@ -39,16 +39,20 @@ inline float natural_log(float x) {
   return f + p + 0.693359375f * exponent;
 }
 
-// Adds the Gumbel noise of `count` tokens, as in `core/verify/noise.py`.
+// Adds the Gumbel noise of `count` tokens, as in `core/verify/noise.py`; in operations that the
+// compiler has lanes for.
 inline void add_noise(Noise noise, const int64_t* ids, int64_t first, int count, float* values) {
+  constexpr uint32_t kMost = 0xffffff7f;  // more is rounded to 1, and then to the number below
   alignas(64) uint32_t bits[kRankBlock];
   for (int i = 0; i < count; ++i) {
     const int64_t token = ids == nullptr ? first + i : ids[first + i];
-    bits[i] = noise_bits(static_cast<uint32_t>(token), noise);
+    bits[i] = std::min(noise_bits(static_cast<uint32_t>(token), noise), kMost);
   }
   for (int i = 0; i < count; ++i) {
-    const float exact = static_cast<float>((bits[i] + 0.5) * 0x1p-32);
-    const float uniform = exact < 1.0f ? exact : 1.0f - 0x1p-24f;
+    // Half a unit more than the bits count, rounded once: both halves are exact.
+    const float upper = static_cast<float>(static_cast<int32_t>(bits[i] >> 16));
+    const float lower = static_cast<float>(static_cast<int32_t>(bits[i] & 0xffff));
+    const float uniform = (upper * 0x1p16f + (lower + 0.5f)) * 0x1p-32f;
     const float rest = 1.0f - uniform, lost = (rest - 1.0f + uniform) / rest;
     values[i] -= natural_log(lost - natural_log(rest));
   }

@@ -25,8 +25,8 @@ inline uint32_t noise_bits(uint32_t token, Noise noise) {
 // The first of the largest of `scores`; -1 where one is no number, or the largest is infinite.
 inline int64_t likeliest(const float* scores, int64_t count) {
   Lanes max_lanes = all(-INFINITY);
-  bool is_number = true;
-  for (int64_t i = 0; i < count; ++i) is_number &= scores[i] == scores[i];
+  int32_t others = 0;  // whether there is what is no number; as wide as scores are, for lanes
+  for (int64_t i = 0; i < count; ++i) others |= scores[i] != scores[i];
   for (int64_t i = 0; i < count; i += kLanes) {
     const int size_here = static_cast<int>(std::min<int64_t>(kLanes, count - i));
     max_lanes = size_here == kLanes ? max(max_lanes, load(scores + i)) : max_lanes;
@@ -35,7 +35,7 @@ inline int64_t likeliest(const float* scores, int64_t count) {
     }
   }
   const float best = largest(max_lanes);
-  if (!is_number || std::isinf(best)) return -1;
+  if (others != 0 || std::isinf(best)) return -1;
   return std::find(scores, scores + count, best) - scores;
 }
 
@@ -66,10 +66,10 @@ inline int64_t sampling_candidates(const float* scores, int64_t count, float tem
       uniforms[i] = static_cast<float>(static_cast<int32_t>(bits >> 1)) * kUnit;
     }
     for (int i = 0; i < size; i += kLanes) {
+      const Lanes room = sub(add(load(bounds + i), all(kUnit)), load(uniforms + i));
+      if (largest(room) < 0) continue;
       const int end = std::min(size, i + kLanes);
-      bool is_any = false;
-      for (int at = i; at < end; ++at) is_any |= uniforms[at] <= bounds[at] + kUnit;
-      for (int at = i; is_any && at < end; ++at) {
+      for (int at = i; at < end; ++at) {
         if (uniforms[at] <= bounds[at] + kUnit) tokens[found++] = static_cast<int32_t>(start + at);
       }
     }
