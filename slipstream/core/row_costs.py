@@ -1,4 +1,4 @@
-"""Cost of a round by the tokens that it verifies, how many pay, and a request's prices and pace."""
+"""Cost of a round by the tokens that it verifies, how many pay, and a request's prices."""
 
 import math
 from collections.abc import Sequence
@@ -263,38 +263,14 @@ class Prices:
 class Average:
     """The mean of what was recorded, the last values counting more in the long run."""
 
-    def __init__(self, first: float, *, num_values: int, weight: float) -> None:
+    def __init__(self, first: float, *, num_values: float, weight: float) -> None:
         """`first` is what is assumed before any value, and counts for `num_values` of them;
         `weight` is that of a value in the long run."""
         self.value = first
-        self._num_values = num_values
+        self.num_values = num_values
         self._weight = weight
 
-    def record(self, value: float) -> None:
-        self._num_values += 1
-        self.value += max(self._weight, 1 / self._num_values) * (value - self.value)
-
-
-class RequestPace:
-    """Pace of a request: tokens that become final in the time of a plain round.
-
-    Tokens and times are averaged apart, so that long rounds count for as long as they take.
-    """
-
-    WEIGHT = 0.08
-    """Weight of one round in the running average."""
-
-    def __init__(self, first: float) -> None:
-        """`first` is what is assumed before any round, and counts for three of them."""
-        self._tokens = Average(first, num_values=3, weight=self.WEIGHT)
-        self._cost = Average(1.0, num_values=3, weight=self.WEIGHT)
-
-    @property
-    def value(self) -> float:
-        """Return the average, the last rounds counting more."""
-        return self._tokens.value / self._cost.value
-
-    def record(self, tokens: float, cost: float) -> None:
-        """Take in a round that brought so many tokens in so many plain rounds' time."""
-        self._tokens.record(tokens)
-        self._cost.record(cost)
+    def record(self, value: float, count: float = 1.0) -> None:
+        """Take in a value, which counts for so much of one."""
+        self.num_values += count
+        self.value += count * max(self._weight, 1 / self.num_values) * (value - self.value)

@@ -1,30 +1,56 @@
 """Giving up speculation or a draft's session while it does not pay. Counts rounds."""
 
 import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from slipstream.core.row_costs import Average
+
+
+@dataclass(eq=False, slots=True)
+class FormerGains:
+    """Gains of former requests of one kind, which the next ones begin with."""
+
+    share: Average = field(default_factory=lambda: Average(1.0, num_values=1, weight=0.05))
+    """Their gains over what was expected of each; one of many rounds counts as a value."""
+    num_left: int = 0
+    """Rounds that were left of the last one's pause."""
+    has_paid: bool = False
+    """True once any round gained something."""
+
+
+def gain_history() -> Callable[[Hashable], FormerGains]:
+    """Return a memory of the gains of former requests, by kind; the last kinds are known."""
+    return lru_cache(maxsize=64)(lambda _: FormerGains())
 
 
 class Backoff:
     """Turns speculation off while it does not pay, and tries again as often as that may cost.
 
     The gain of a round is its tokens over its time, beside those of rounds without a draft; where
-    the average of it is clearly below 1, these are faster. Near 1 speculation goes on: sessions
-    that share steps wait for each other, so that some of them giving up is worse than either.
+    the average of it, which begins with former requests', is clearly below 1, these are faster.
+    Near 1 speculation goes on: sessions that share steps wait for each other, so that some of them
+    giving up is worse than either.
     """
 
     FIRST_GAIN = 1.3
-    PRIOR_ROUNDS = 3
-    """Rounds that the first gain, which is only assumed, counts for."""
-    WEIGHT = 0.08
+    PRIOR_ROUNDS, MOST_PRIOR_ROUNDS = 4, 12
+    """Rounds that the first gain counts for: without former requests, and behind many of them."""
+    WEIGHT = 0.05
     """Weight of one round in the running average: small, as a round brings one token or many."""
     TOLERANCE = 0.96
     TRY_SHARE = 0.01
     """Share of the time until the next try that the last one may have lost. One that paid is
     followed by another at once."""
+    NUM_VAIN, FIRST_PAUSE = 2, 8
+    """Rounds without a gain, where there never was one, before the first pause, which is short."""
 
-    def __init__(self) -> None:
-        self._gain = Average(self.FIRST_GAIN, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
+    def __init__(self, former: FormerGains, *, tolerance: float = TOLERANCE) -> None:
+        """`tolerance` is the average below which speculation pauses."""
+        self._former, self._tolerance = former, tolerance
+        self._expected, self._total, self._num = self.FIRST_GAIN, 0.0, 0
+        self._gain = self._average(self.FIRST_GAIN)
         self.num_left = 0
         """Rounds without a draft that are left of a pause."""
 
@@ -34,18 +60,40 @@ class Backoff:
         return self._gain.value
 
     def expect(self, gain: float) -> None:
-        """Begin with this gain, before any round."""
-        self._gain.value = gain
-        self._pause_after(gain)
+        """Begin with this gain, as far as former requests had what was expected of them."""
+        self._expected, share = gain, self._former.share
+        self._gain = self._average(share.value * gain)
+        if self.gain < self._tolerance:
+            self._pause(self.gain)
+            if share.num_values > 1:
+                self.num_left = self._former.num_left
 
-    def record(self, gain: float) -> None:
+    def record(self, gain: float, opening: float = 0.0) -> None:
+        """Take in a round's gain; `opening` is what it took beside, in plain rounds."""
+        self._total, self._num = self._total + gain, self._num + 1
         self._gain.record(gain)
-        self._pause_after(gain)
+        self._former.has_paid |= gain >= 1
+        num_vain = 0 if self._former.has_paid else self._num
+        if num_vain == self.NUM_VAIN and self.gain >= self._tolerance:
+            self.num_left = self.FIRST_PAUSE
+        elif gain < 1 and (self.gain < self._tolerance or num_vain > self.NUM_VAIN):
+            self._pause(min(gain, self.gain), opening)
 
-    def _pause_after(self, gain: float) -> None:
-        if self.gain < self.TOLERANCE and gain < 1:
-            lost = 1 / max(min(gain, self.gain), self.TRY_SHARE) - 1
-            self.num_left = math.ceil(lost / self.TRY_SHARE)
+    def end(self) -> None:
+        """Leave what was learnt to the next request."""
+        self._former.num_left = self.num_left
+        if self._num:
+            count = self._num / (self._num + self.MOST_PRIOR_ROUNDS)
+            self._former.share.record(self._total / self._num / self._expected, count)
+
+    def _average(self, gain: float) -> Average:
+        num_rounds = self.PRIOR_ROUNDS - 1 + self._former.share.num_values
+        num_rounds = min(num_rounds, self.MOST_PRIOR_ROUNDS)
+        return Average(gain, num_values=num_rounds, weight=self.WEIGHT)
+
+    def _pause(self, gain: float, opening: float = 0.0) -> None:
+        lost = min(1 / max(gain, self.TRY_SHARE) - 1 + opening, 1 / self.TRY_SHARE**2)
+        self.num_left = math.ceil(lost / self.TRY_SHARE)
 
     def allows(self) -> bool:
         """Return whether to speculate in the round now planned."""

@@ -8,6 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.round import Clock
@@ -18,7 +19,9 @@ _FIRST = (1, 8, 16, 64, 4)
 """Rows that are timed first, as trees are mostly small; then the ladder from its lower end."""
 CROWD = 8
 """Sessions of the one forward at the start that tells what a session adds."""
-_PASSES = 5
+_TREE, _PASSES = 16, 8
+"""Rows of most trees, whose forwards are timed as often as that, if there is time: another program
+may use the processor for most of it, and costs are compared with each other."""
 _LEAST = 5
 """Forwards that are timed however long they take: with fewer there is no curve."""
 _GAIN = 0.1
@@ -29,6 +32,7 @@ processor was taken away says no more."""
 _OWN_GAIN, _OWN_SURPRISE, _OWN_DECAY, _LARGEST_OWN = 0.1, 0.2, 0.02, 4.0
 """Part of a surprise that counts for its number of rows alone, its largest, what is forgotten of it
 with every step of as many, as the whole machine explains what lasts, and the largest factor."""
+OWN_FIRST, OWN_ADD = 0.5, 1.0
 _LARGEST_DRIFT = 100.0
 """Largest factor by which a forward may seem faster or slower than at the start."""
 _DOUBT_ALL = 0.3
@@ -63,8 +67,10 @@ class CostCurve:
         # A forward of several sessions never takes longer than one for each of them.
         self._session_s = min(float(session_s), own[0])
         self._key_s = 0.0
-        self._start_s = own
+        # A forward that another program slowed down takes no longer than a larger one by itself.
+        self._start_s = [*accumulate(reversed(own), min)][::-1]
         self._own_factors = [1.0] * len(own)
+        self._own_counts = [0.0] * len(own)
         self._seconds = self._rising()
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
@@ -102,10 +108,13 @@ class CostCurve:
         """Take in for steps of as many rows by which part one took longer: where memory is waited
         for, a few rows cost nothing; where it got faster, they do."""
         index, weight = self._place(self._inside(rows)[0])
-        surprise = _OWN_GAIN * _within(surprise, -_OWN_SURPRISE, _OWN_SURPRISE)
         for point, part in ((index, 1 - weight), (index + 1, weight)):
+            self._own_counts[point] += part
+            first = OWN_FIRST / (OWN_ADD + self._own_counts[point])
+            gain, limit = max(_OWN_GAIN, first), max(_OWN_SURPRISE, first)
+            change = gain * _within(surprise, -limit, limit)
             factor = self._own_factors[point]
-            factor += part * (factor * surprise - _OWN_DECAY * (factor - 1))
+            factor += part * (factor * change - _OWN_DECAY * (factor - 1))
             self._own_factors[point] = _within(factor, 1 / _LARGEST_OWN, _LARGEST_OWN)
         self._seconds = self._rising()
 
@@ -207,8 +216,9 @@ def _agenda(tile: int | None, max_rows: int) -> list[tuple[int, int]]:
     firsts = [count for count in (1, *steps, *_FIRST) if count in rows]
     wanted = [(count, 1) for count in dict.fromkeys((*firsts, *rows))]
     wanted.insert(_LEAST, (CROWD, CROWD))
-    parts = [wanted[start : start + _LEAST + 1] for start in range(0, len(wanted), _LEAST + 1)]
-    return [size for part in parts for size in part * 2] + wanted * (_PASSES - 2)
+    first, rest = wanted[: _LEAST + 1], wanted[_LEAST + 1 :]
+    trees = [size for size in wanted if size[0] <= _TREE]
+    return [*first * 2, *trees * _PASSES, *rest * 2, *trees * _PASSES]
 
 
 def ladder(tile: int | None, max_rows: int) -> tuple[int, ...]:

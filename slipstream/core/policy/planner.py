@@ -7,19 +7,22 @@ from slipstream.core.policy.backoff import Backoff, DraftUse
 from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.profile import Settings
 from slipstream.core.round import LATE, NO_PLAN, TOO_DEAR, Round
-from slipstream.core.row_costs import Average, Prices, RequestPace, step_worth
+from slipstream.core.row_costs import Average, Prices, step_worth
 from slipstream.core.tree import Copying
 from slipstream.core.types import Plan, ReplyTiming, Verdict, Verification
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
+PACE_WEIGHT = 0.08
+"""Weight of one round in the averages of tokens and of time, which are apart, so that long rounds
+count for as long as they take."""
 DRAFTED_TOKENS = 2.4
 """Tokens that are assumed of a round with a draft model."""
 ACCEPTANCE = 0.6
 """Share of a chain's tokens that is assumed to hold, each behind the one before."""
-READ_SHARE, READ_TOKENS = 0.35, 896
-"""Time in which a draft reads a prompt, over the target's and the cost of a draft step, which has
-costs of its own; and how many tokens of a long one it reads, about."""
+READ_SHARE, READ_TOKENS = 1.5, 192
+"""Time in which a draft reads a prompt, over the target's and the cost of a draft step; and how
+many tokens of a long one it computes, about."""
 USUAL_TOKENS = 256
 """Most tokens that are counted on to be left: most answers end long before their limit."""
 _LONGEST_ROUND = 1e6
@@ -28,6 +31,8 @@ SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
 SURE = 0.8
 """Probability of copies to have the next token that spares the draft: four are kept in a row."""
+LOOKUP_S = 2e-4
+"""Seconds of looking copies up that are assumed before any was timed."""
 SAMPLED_COPIES = 1.1
 """Gain that is assumed of copies in sampled text, which repeats itself less."""
 FORGET = 0.98
@@ -41,11 +46,14 @@ class Planner:
 
     def __init__(self, settings: Settings, *, num_prompt_tokens: int = 0) -> None:
         self._settings, self._num_prompt_tokens = settings, num_prompt_tokens
-        self._backoff, self._copies = Backoff(), Backoff()
-        self._pace = RequestPace(FIRST_PACE)
-        self._drafted = Average(DRAFTED_TOKENS, num_values=3, weight=RequestPace.WEIGHT)
+        former = [settings.history((kind, settings)) for kind in ("draft", "copies")]
+        self._backoff, self._copies = Backoff(former[0]), Backoff(former[1], tolerance=1.0)
+        self._tokens, self._time, self._drafted = (
+            Average(first, num_values=3, weight=PACE_WEIGHT)
+            for first in (FIRST_PACE, 1.0, DRAFTED_TOKENS)
+        )
         self._use, self._has_begun = DraftUse(), False
-        self._prompt_s = 0.0
+        self._prompt_s, self._lookup_s = 0.0, LOOKUP_S
         ways = self._ways = settings.ways
         self._prices = Prices(
             step_cost=settings.step_cost,
@@ -93,14 +101,21 @@ class Planner:
     def record(self, round_: Round) -> None:
         """Learn from a round: how fast the request goes, and whether the draft, or looking copies
         up, is worth its time."""
-        proposal, num_tokens, asked = round_.proposal, len(round_.verdict.tokens), 0.0
+        asked = 0.0
         if round_.index == 0:
             num_new = self._num_prompt_tokens - round_.verdict.num_cached
             self._prompt_s = round_.verifying_s * min(READ_TOKENS / max(num_new, 1), 1.0)
         else:
             asked = self._record_way(round_)
-        if not _teaches(round_):
-            return
+        if round_.verdict.finish_reason is not None:
+            self._backoff.end()
+            self._copies.end()
+        elif round_.proposal.fallback in (None, LATE):  # neither cut short nor without its draft
+            self._record_gains(round_, asked)
+
+    def _record_gains(self, round_: Round, asked: float) -> None:
+        """Learn from a round like others, whose way took `asked` plain rounds more than needed."""
+        proposal, num_tokens = round_.proposal, len(round_.verdict.tokens)
         depth = max(proposal.drafted.depths(), default=0)
         cost = self._prices.round(len(proposal.tree))
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
@@ -112,11 +127,12 @@ class Planner:
         elif is_copying:
             cost += self._prices.waited(round_.proposing_s) + asked
         cost = min(cost, _LONGEST_ROUND)
-        self._pace.record(num_tokens, cost)
+        self._tokens.record(num_tokens)
+        self._time.record(cost)
         if is_drafted:
             self._record_draft(round_, num_tokens / cost)
-        elif is_copying:
-            self._copies.record(num_tokens / cost)
+        if is_copying:
+            self._record_copies(round_, cost, is_drafted=is_drafted)
 
     def _record_way(self, round_: Round) -> float:
         """Learn the way of a verification; return the plain rounds beyond a granted one."""
@@ -142,9 +158,22 @@ class Planner:
     def _record_draft(self, round_: Round, gain: float) -> None:
         waited, was_open = self._prices.waited(round_.proposing_s), self._use.is_open
         if self._use.answers(waited, is_late=round_.proposal.fallback == LATE):
-            self._backoff.record(gain)
+            self._backoff.record(gain, 0.0 if was_open else self._use.opening)
         if self._use.is_open and not was_open:
-            self._ways.opening_s = round_.proposing_s
+            self._ways.opening_s = max(round_.proposing_s - self._read_s, 0.0)
+
+    def _record_copies(self, round_: Round, cost: float, *, is_drafted: bool) -> None:
+        """Learn what a round of this cost gained by the copies in it."""
+        proposal, num_tokens, own = round_.proposal, len(round_.verdict.tokens), 1.0
+        if is_drafted:
+            prices, num_copies = self._prices, len(proposal.sources)
+            num_drafted = len(proposal.tree) - num_copies
+            more = prices.round(num_drafted + num_copies) - prices.round(num_drafted)
+            num_own = num_tokens - len(round_.accepted_sources)
+            own = num_own / max(cost - more - prices.waited(self._lookup_s), 1.0)
+        else:
+            self._lookup_s = round_.proposing_s
+        self._copies.record(num_tokens / cost / own)
 
     def _begin(self) -> None:
         """Expect of the draft, and of copies, at first what they cost here."""
@@ -159,6 +188,7 @@ class Planner:
         first = SAMPLED_COPIES if settings.is_sampled else Backoff.FIRST_GAIN
         self._copies.expect(first / (1 + asked))
         ways.draft_s, ways.asked_s = FORGET * ways.draft_s, FORGET * ways.asked_s
+        ways.opening_s *= FORGET
 
     def _copying(self, limit: int) -> Copying | None:
         copying, mode = self._settings.lookup, self._settings.mode
@@ -188,7 +218,7 @@ class Planner:
     @property
     def _speed(self) -> float:
         """Tokens that come about in the time of a plain round, as this request goes."""
-        return max(self._pace.value, 1.0)
+        return max(self._tokens.value / self._time.value, 1.0)
 
     def _speculates(self, remaining: int, copying: Copying | None) -> bool:
         """Return whether to ask the draft, which has to gain more than copies alone do."""
@@ -207,8 +237,13 @@ class Planner:
     @property
     def _opening_cost(self) -> float:
         """Plain rounds that the draft takes to read the text, as estimated and as measured."""
-        read = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
-        return max(read, self._use.opening, self._prices.waited(self._ways.opening_s))
+        expected = self._prices.waited(self._read_s + self._ways.opening_s)
+        return max(expected, self._use.opening)
+
+    @property
+    def _read_s(self) -> float:
+        """Seconds in which the draft reads the prompt, as estimated."""
+        return READ_SHARE * self._prices.step * self._prompt_s
 
     def _fitting_depth(self, nodes: int) -> int:
         widths = self._settings.widths
@@ -251,12 +286,6 @@ class Planner:
 def _engine_s(timing: ReplyTiming | None) -> float | None:
     """Return the seconds of a reply in its engine, waiting for others included."""
     return None if timing is None else timing.engine_s + timing.queue_s
-
-
-def _teaches(round_: Round) -> bool:
-    """Return whether a round is like others: not cut short at the end, nor without its draft."""
-    is_last = round_.verdict.finish_reason is not None
-    return not is_last and round_.proposal.fallback in (None, LATE)
 
 
 def _without_draft(nodes: int, copying: Copying | None, prices: tuple[float, ...]) -> Plan:

@@ -1,10 +1,12 @@
 """Profile of a pair of models, and what a request's options are with it. Values."""
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest, check
+from slipstream.core.policy.backoff import FormerGains, gain_history
 from slipstream.core.policy.options import (
     Mode,
     SpeculationOptions,
@@ -82,6 +84,9 @@ class Ways:
     """Wait for the first proposal of a session."""
 
 
+GainHistory = Callable[[Hashable], FormerGains]
+
+
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
     """Facts of a draft, as it describes itself: its kind, calibrated defaults and abilities.
@@ -96,6 +101,7 @@ class DraftFacts:
     max_lag: int | None = None
     step_s: float | None = None
     ways: Ways = field(default_factory=Ways, compare=False)
+    history: GainHistory = field(default_factory=gain_history, compare=False)
 
 
 NGRAM = DraftFacts(
@@ -124,6 +130,7 @@ class Settings:
     is_sampled: bool = False
     step_s: float | None = None
     ways: Ways = field(default_factory=Ways, compare=False)
+    history: GainHistory = field(default_factory=gain_history, compare=False)
 
     @property
     def longest_path(self) -> int:
@@ -166,6 +173,7 @@ def resolve(
         is_sampled=temperature > 0,
         step_s=draft.step_s,
         ways=draft.ways,
+        history=draft.history,
     )
 
 
