@@ -59,6 +59,10 @@ class MachineCosts:
         """Return the seconds in which so many draft tokens are verified."""
         return self.round_s * self.rows.of(1 + num_nodes)
 
+    def offer(self) -> Offer:
+        """Return a target's offer, by what it knows of its costs."""
+        return Offer(MAX_NODES + 1, self.round_s, self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -145,7 +149,6 @@ class _Replay:
     def __init__(self, recording: Recording, profile: Profile, costs: MachineCosts) -> None:
         self._recording, self._profile, self._costs = recording, profile, costs
         self._copies, self._held = LookupDraft(self), DraftSession()
-        self._offer = Offer(MAX_NODES + 1, costs.round_s, costs.rows)
         self.now_s = 0.0
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
@@ -176,7 +179,7 @@ class _Replay:
         num_accepted = len(proposal.tree.matching(rest))
         tokens = rest[: num_accepted + 1]
         reason = FinishReason.LENGTH if len(tokens) == len(rest) else None
-        return Verdict(tokens, num_accepted, reason, offer=self._offer)
+        return Verdict(tokens, num_accepted, reason, offer=self._costs.offer())
 
     async def release(self, session_id: str) -> None:
         """Hold on to what is recorded."""

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.round import Clock
@@ -32,7 +33,6 @@ processor was taken away says no more."""
 _OWN_GAIN, _OWN_SURPRISE, _OWN_DECAY, _LARGEST_OWN = 0.1, 0.2, 0.02, 4.0
 """Part of a surprise that counts for its number of rows alone, its largest, what is forgotten of it
 with every step of as many, as the whole machine explains what lasts, and the largest factor."""
-OWN_FIRST, OWN_ADD = 0.5, 1.0
 _LARGEST_DRIFT = 100.0
 """Largest factor by which a forward may seem faster or slower than at the start."""
 _DOUBT_ALL = 0.3
@@ -70,7 +70,6 @@ class CostCurve:
         # A forward that another program slowed down takes no longer than a larger one by itself.
         self._start_s = [*accumulate(reversed(own), min)][::-1]
         self._own_factors = [1.0] * len(own)
-        self._own_counts = [0.0] * len(own)
         self._seconds = self._rising()
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
@@ -108,13 +107,10 @@ class CostCurve:
         """Take in for steps of as many rows by which part one took longer: where memory is waited
         for, a few rows cost nothing; where it got faster, they do."""
         index, weight = self._place(self._inside(rows)[0])
+        surprise = _OWN_GAIN * _within(surprise, -_OWN_SURPRISE, _OWN_SURPRISE)
         for point, part in ((index, 1 - weight), (index + 1, weight)):
-            self._own_counts[point] += part
-            first = OWN_FIRST / (OWN_ADD + self._own_counts[point])
-            gain, limit = max(_OWN_GAIN, first), max(_OWN_SURPRISE, first)
-            change = gain * _within(surprise, -limit, limit)
             factor = self._own_factors[point]
-            factor += part * (factor * change - _OWN_DECAY * (factor - 1))
+            factor += part * (factor * surprise - _OWN_DECAY * (factor - 1))
             self._own_factors[point] = _within(factor, 1 / _LARGEST_OWN, _LARGEST_OWN)
         self._seconds = self._rising()
 
@@ -192,21 +188,32 @@ def learn(
 def _fastest(
     forward: Forward, clock: Clock, agenda: Iterable[tuple[int, int]], limit_s: float
 ) -> dict[tuple[int, int], float]:
-    """Seconds by rows and sessions. Whatever else runs on the machine only ever adds to them.
+    """Seconds by rows and sessions. Whatever else runs on the machine only ever adds to them, and
+    slows forwards of one row just before alike: the usual ratio to these counts if it is less.
 
     What there was no time to run twice is left out: one time alone may be anything.
     """
-    seconds: dict[tuple[int, int], list[float]] = {}
-    start = clock()
+
+    def timed(size: tuple[int, int]) -> float:
+        began = clock()
+        forward(*size)
+        return max(clock() - began, 1e-9)
+
+    seconds: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    start, first_s = clock(), math.inf
     forward(1, 1)
     for size in agenda:
         if len(seconds) >= _LEAST and clock() - start > limit_s:
             break
-        began = clock()
-        forward(*size)
-        seconds.setdefault(size, []).append(max(clock() - began, 1e-9))
+        before_s = timed((1, 1))
+        first_s = min(first_s, before_s)
+        seconds.setdefault(size, []).append((taken_s := timed(size), taken_s / before_s))
     enough = min(2, *(len(seconds[size]) for size in list(seconds)[:_LEAST]))
-    return {size: min(each) for size, each in seconds.items() if len(each) >= enough}
+    return {
+        size: min(min(each)[0], first_s * median(ratio for _, ratio in each))
+        for size, each in seconds.items()
+        if len(each) >= enough
+    }
 
 
 def _agenda(tile: int | None, max_rows: int) -> list[tuple[int, int]]:

@@ -60,7 +60,7 @@ def test_what_another_session_adds_is_learnt():
 def test_slow_machines_run_a_few_forwards_only(tile):
     bench = Bench(lambda rows, sessions: 10.0 * staircase(rows, sessions))
     curve = bench.learn(tile=tile, seconds=0.01)
-    assert len(bench.ran) <= 7
+    assert len(bench.ran) <= 12
     assert curve.seconds(64) == pytest.approx(10 * staircase(64))
 
 
