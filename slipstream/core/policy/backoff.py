@@ -43,12 +43,14 @@ class Backoff:
     TRY_SHARE = 0.01
     """Share of the time until the next try that the last one may have lost. One that paid is
     followed by another at once."""
-    NUM_VAIN, FIRST_PAUSE = 2, 8
+    NUM_VAIN, FIRST_PAUSE = 2, 4
     """Rounds without a gain, where there never was one, before the first pause, which is short."""
 
-    def __init__(self, former: FormerGains, *, tolerance: float = TOLERANCE) -> None:
-        """`tolerance` is the average below which speculation pauses."""
-        self._former, self._tolerance = former, tolerance
+    def __init__(
+        self, former: FormerGains, *, tolerance: float = TOLERANCE, num_vain: float = NUM_VAIN
+    ) -> None:
+        """`tolerance` is the average below which speculation pauses; `num_vain` as `NUM_VAIN`."""
+        self._former, self._tolerance, self._num_vain = former, tolerance, num_vain
         self._expected, self._total, self._num = self.FIRST_GAIN, 0.0, 0
         self._gain = self._average(self.FIRST_GAIN)
         self.num_left = 0
@@ -74,9 +76,9 @@ class Backoff:
         self._gain.record(gain)
         self._former.has_paid |= gain >= 1
         num_vain = 0 if self._former.has_paid else self._num
-        if num_vain == self.NUM_VAIN and self.gain >= self._tolerance:
+        if num_vain == self._num_vain and self.gain >= self._tolerance:
             self.num_left = self.FIRST_PAUSE
-        elif gain < 1 and (self.gain < self._tolerance or num_vain > self.NUM_VAIN):
+        elif gain < 1 and (self.gain < self._tolerance or num_vain > self._num_vain):
             self._pause(min(gain, self.gain), opening)
 
     def end(self) -> None:

@@ -1,5 +1,6 @@
 """Plans of rounds: how much to draft, and of what shape. Pure."""
 
+import math
 from dataclasses import replace
 from itertools import accumulate
 
@@ -47,7 +48,8 @@ class Planner:
     def __init__(self, settings: Settings, *, num_prompt_tokens: int = 0) -> None:
         self._settings, self._num_prompt_tokens = settings, num_prompt_tokens
         former = [settings.history((kind, settings)) for kind in ("draft", "copies")]
-        self._backoff, self._copies = Backoff(former[0]), Backoff(former[1], tolerance=1.0)
+        self._backoff = Backoff(former[0])
+        self._copies = Backoff(former[1], tolerance=1.0, num_vain=math.inf)
         self._tokens, self._time, self._drafted = (
             Average(first, num_values=3, weight=PACE_WEIGHT)
             for first in (FIRST_PACE, 1.0, DRAFTED_TOKENS)
