@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from slipstream.core.row_costs import Average
 
@@ -20,9 +19,8 @@ class FormerGains:
     """True once any round gained something."""
 
 
-def gain_history() -> Callable[[Hashable], FormerGains]:
-    """Return a memory of the gains of former requests, by kind; the last kinds are known."""
-    return lru_cache(maxsize=64)(lambda _: FormerGains())
+GainHistory = Callable[[Hashable], FormerGains]
+"""Returns the gains of former requests of a kind."""
 
 
 class Backoff:
@@ -46,15 +44,11 @@ class Backoff:
     NUM_VAIN, FIRST_PAUSE = 2, 4
     """Rounds without a gain, where there never was one, before the first pause, which is short."""
 
-    def __init__(
-        self, former: FormerGains, *, tolerance: float = TOLERANCE, num_vain: float = NUM_VAIN
-    ) -> None:
-        """`tolerance` is the average below which speculation pauses; `num_vain` as `NUM_VAIN`."""
-        self._former, self._tolerance, self._num_vain = former, tolerance, num_vain
-        self._expected, self._total, self._num = self.FIRST_GAIN, 0.0, 0
-        self._gain = self._average(self.FIRST_GAIN)
-        self.num_left = 0
-        """Rounds without a draft that are left of a pause."""
+    def __init__(self, former: FormerGains, *, tolerance: float = TOLERANCE) -> None:
+        """`tolerance` is the average below which speculation pauses."""
+        self._former, self._tolerance = former, tolerance
+        self._total, self._num = 0.0, 0
+        self.expect(self.FIRST_GAIN)
 
     @property
     def gain(self) -> float:
@@ -64,11 +58,13 @@ class Backoff:
     def expect(self, gain: float) -> None:
         """Begin with this gain, as far as former requests had what was expected of them."""
         self._expected, share = gain, self._former.share
-        self._gain = self._average(share.value * gain)
+        num_rounds = min(self.PRIOR_ROUNDS - 1 + share.num_values, self.MOST_PRIOR_ROUNDS)
+        self._gain = Average(share.value * gain, num_values=num_rounds, weight=self.WEIGHT)
+        self.num_left = 0
+        """Rounds without a draft that are left of a pause."""
         if self.gain < self._tolerance:
             self._pause(self.gain)
-            if share.num_values > 1:
-                self.num_left = self._former.num_left
+            self.num_left = self.num_left if share.num_values == 1 else self._former.num_left
 
     def record(self, gain: float, opening: float = 0.0) -> None:
         """Take in a round's gain; `opening` is what it took beside, in plain rounds."""
@@ -76,9 +72,9 @@ class Backoff:
         self._gain.record(gain)
         self._former.has_paid |= gain >= 1
         num_vain = 0 if self._former.has_paid else self._num
-        if num_vain == self._num_vain and self.gain >= self._tolerance:
+        if num_vain == self.NUM_VAIN and self.gain >= self._tolerance:
             self.num_left = self.FIRST_PAUSE
-        elif gain < 1 and (self.gain < self._tolerance or num_vain > self._num_vain):
+        elif gain < 1 and (self.gain < self._tolerance or num_vain > self.NUM_VAIN):
             self._pause(min(gain, self.gain), opening)
 
     def end(self) -> None:
@@ -87,11 +83,6 @@ class Backoff:
         if self._num:
             count = self._num / (self._num + self.MOST_PRIOR_ROUNDS)
             self._former.share.record(self._total / self._num / self._expected, count)
-
-    def _average(self, gain: float) -> Average:
-        num_rounds = self.PRIOR_ROUNDS - 1 + self._former.share.num_values
-        num_rounds = min(num_rounds, self.MOST_PRIOR_ROUNDS)
-        return Average(gain, num_values=num_rounds, weight=self.WEIGHT)
 
     def _pause(self, gain: float, opening: float = 0.0) -> None:
         lost = min(1 / max(gain, self.TRY_SHARE) - 1 + opening, 1 / self.TRY_SHARE**2)

@@ -1,6 +1,5 @@
 """Plans of rounds: how much to draft, and of what shape. Pure."""
 
-import math
 from dataclasses import replace
 from itertools import accumulate
 
@@ -15,8 +14,7 @@ from slipstream.core.types import Plan, ReplyTiming, Verdict, Verification
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
 PACE_WEIGHT = 0.08
-"""Weight of one round in the averages of tokens and of time, which are apart, so that long rounds
-count for as long as they take."""
+"""Weight of one round in the averages of tokens and, apart, of the time that they take."""
 DRAFTED_TOKENS = 2.4
 """Tokens that are assumed of a round with a draft model."""
 ACCEPTANCE = 0.6
@@ -47,20 +45,21 @@ class Planner:
 
     def __init__(self, settings: Settings, *, num_prompt_tokens: int = 0) -> None:
         self._settings, self._num_prompt_tokens = settings, num_prompt_tokens
-        former = [settings.history((kind, settings)) for kind in ("draft", "copies")]
-        self._backoff = Backoff(former[0])
-        self._copies = Backoff(former[1], tolerance=1.0, num_vain=math.inf)
+        draft, history = settings.draft, settings.draft.history
+        copied = history(("copies", settings))
+        copied.has_paid = True  # it is seldom that copies pay, but then they pay much
+        self._backoff, self._copies = Backoff(history(settings)), Backoff(copied, tolerance=1.0)
         self._tokens, self._time, self._drafted = (
             Average(first, num_values=3, weight=PACE_WEIGHT)
             for first in (FIRST_PACE, 1.0, DRAFTED_TOKENS)
         )
         self._use, self._has_begun = DraftUse(), False
         self._prompt_s, self._lookup_s = 0.0, LOOKUP_S
-        ways = self._ways = settings.ways
+        ways = self._ways = draft.ways
         self._prices = Prices(
-            step_cost=settings.step_cost,
-            row_cost=settings.row_cost,
-            step_s=settings.step_s,
+            step_cost=draft.profile.step_cost,
+            row_cost=draft.profile.row_cost,
+            step_s=draft.step_s,
             target_way_s=ways.granted_s,
             are_granted=ways.granted_s is not None,
         )
@@ -239,8 +238,7 @@ class Planner:
     @property
     def _opening_cost(self) -> float:
         """Plain rounds that the draft takes to read the text, as estimated and as measured."""
-        expected = self._prices.waited(self._read_s + self._ways.opening_s)
-        return max(expected, self._use.opening)
+        return max(self._prices.waited(self._read_s + self._ways.opening_s), self._use.opening)
 
     @property
     def _read_s(self) -> float:

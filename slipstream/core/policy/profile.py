@@ -1,12 +1,12 @@
 """Profile of a pair of models, and what a request's options are with it. Values."""
 
 import math
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest, check
-from slipstream.core.policy.backoff import FormerGains, gain_history
+from slipstream.core.policy.backoff import FormerGains, GainHistory
 from slipstream.core.policy.options import (
     Mode,
     SpeculationOptions,
@@ -84,9 +84,6 @@ class Ways:
     """Wait for the first proposal of a session."""
 
 
-GainHistory = Callable[[Hashable], FormerGains]
-
-
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
     """Facts of a draft, as it describes itself: its kind, calibrated defaults and abilities.
@@ -101,7 +98,10 @@ class DraftFacts:
     max_lag: int | None = None
     step_s: float | None = None
     ways: Ways = field(default_factory=Ways, compare=False)
-    history: GainHistory = field(default_factory=gain_history, compare=False)
+    history: GainHistory = field(
+        default_factory=lambda: lru_cache(64)(lambda _: FormerGains()), compare=False
+    )
+    """Gains of former requests, of the kinds that came last."""
 
 
 NGRAM = DraftFacts(
@@ -124,13 +124,9 @@ class Settings:
     widths: tuple[int, ...]
     verification: Verification
     num_roots: int
-    step_cost: float | None
-    row_cost: float | None
     lookup: Copying | None
-    is_sampled: bool = False
-    step_s: float | None = None
-    ways: Ways = field(default_factory=Ways, compare=False)
-    history: GainHistory = field(default_factory=gain_history, compare=False)
+    is_sampled: bool
+    draft: DraftFacts = field(compare=False)
 
     @property
     def longest_path(self) -> int:
@@ -167,13 +163,9 @@ def resolve(
         widths=widths,
         verification=verification,
         num_roots=roots,
-        step_cost=profile.step_cost,
-        row_cost=profile.row_cost,
         lookup=_copying(options, profile, max_nodes, drafter=drafter),
         is_sampled=temperature > 0,
-        step_s=draft.step_s,
-        ways=draft.ways,
-        history=draft.history,
+        draft=draft,
     )
 
 

@@ -29,9 +29,8 @@ DEAR, FREE = offer_of(0.1), offer_of(0.0)
 
 
 def planner_of(profile=None, *, mode=Mode.AUTO, step_s=None, **changes):
-    facts = DraftFacts("glide", profile or Profile(), True, step_s=step_s)
-    settings = resolve(SpeculationOptions(mode=mode), facts)
-    return Planner(replace(settings, **changes))
+    facts = DraftFacts("glide", profile or Profile(), True, step_s=step_s, **changes)
+    return Planner(resolve(SpeculationOptions(mode=mode), facts))
 
 
 def verdict_of(accepted, offer):
