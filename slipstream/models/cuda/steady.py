@@ -55,7 +55,7 @@ class SteadyProducts:
             rows, num = rounded(few) if is_scaled else [few], -(-len(weight) // len(few))
             like = [own.repeat(num, 1)[: len(weight)] for own in rows]
             zeros = None if bias is None else bias.detach() * 0
-            made = ScaledLinear(like, zeros) if is_scaled else linear_of(*like, zeros)
+            made = ScaledLinear(like, zeros) if is_scaled else linear_of(like[0], zeros)
             self.rule = self.rule.intersect(probe_rows(made, example))
 
 
