@@ -160,38 +160,32 @@ def attend_spans(
     query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float, rounds: bool
 ) -> Rows:
     """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
-    return _attended(
-        query, layer, tokens, (query, query, None, 0.0, scale, len(layer) // 2), rounds
-    )
+    turns = (query, query, None, 0.0, scale, len(layer) // 2)
+    return _attended(query, layer, tokens, turns, rounds)
 
 
 @attend_others.register_kernel("cuda")
 def attend_other_spans(
-    query: Tensor,
-    turns: list[Tensor],
-    eps: float,
-    tokens: list[Tensor],
-    num_keys: int,
-    rounds: bool,
+    query: Tensor, turns: list[Tensor], eps: float, tokens: list[Tensor], num_kv: int, rounds: bool
 ) -> Rows:
     """See `attend_others`."""
     (cos, sin, *norms), (others, *seen) = turns, tokens
     norm, scale = norms[0] if norms else None, query.shape[2] ** -0.5
-    given = (cos.contiguous(), sin.contiguous(), norm, eps, scale, num_keys)
+    given = (cos.contiguous(), sin.contiguous(), norm, eps, scale, num_kv)
     return _attended(query, others, seen, given, rounds)
 
 
 def _attended(query: Tensor, layer: Tensor, tokens: list[Tensor], turns: Any, rounds: bool) -> Rows:
     """Launch both kernels; `layer` are buffers of others where it has two dimensions."""
-    (num_rows, num_heads, size), (cos, sin, norm, eps, scale, num_keys) = query.shape, turns
+    (num_rows, num_heads, size), (cos, sin, norm, eps, scale, num_kv) = query.shape, turns
     given, query = [own.contiguous() for own in tokens], query.contiguous()
     tables, tiles, counts, *_ = given
     sums = query.new_empty(num_rows, num_heads, SPANS, size, dtype=torch.float32)
     peaks, totals = sums.new_empty(2, num_rows, num_heads, SPANS)
-    group, is_wide = num_heads // num_keys, query.dtype == torch.float32 or not query.is_cuda
+    group, is_wide = num_heads // num_kv, query.dtype == torch.float32 or not query.is_cuda
     width, has_others = max(triton.next_power_of_2(size), 16), layer.dim() == 2
     launch(
-        _attend_spans, (len(tiles), num_keys, SPANS),
+        _attend_spans, (len(tiles), num_kv, SPANS),
         query, layer, *given, cos, sin, cos if norm is None else norm, sums, peaks, totals,
         scale, eps, tables.shape[1], layer.shape[1], size, cos.shape[1],
         GROUP=group, WIDTH=width, PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,

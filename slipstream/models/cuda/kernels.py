@@ -188,9 +188,8 @@ def read_halves(like: Tensor, others: Tensor, slots: Tensor, size: int) -> Tenso
 def finish_rows(x: Tensor, gates: bool, rounds: bool) -> Rows:
     """See `finish`."""
     size = x.shape[1] // (1 + gates)
-    found, width = new_rows(x, size, rounds), 1024
-    if rounds:
-        width = min(triton.next_power_of_2(size), 8192)
+    found = new_rows(x, size, rounds)
+    width = min(triton.next_power_of_2(size), 8192) if rounds else 1024
     grid = (len(x), 1 if rounds else triton.cdiv(size, width))
     sizes = {"WIDTH": width, "GATES": gates, "ROUNDS": rounds, "num_warps": warps_for(width)}
     launch(_finish, grid, x.contiguous(), found[0], found[-1], size, **sizes)

@@ -56,18 +56,13 @@ def place(
 
 @torch.library.custom_op("slipstream::attend_others", mutates_args=(), device_types="cpu")
 def attend_others(
-    query: Tensor,
-    turns: list[Tensor],
-    eps: float,
-    tokens: list[Tensor],
-    num_keys: int,
-    rounds: bool,
+    query: Tensor, turns: list[Tensor], eps: float, tokens: list[Tensor], num_kv: int, rounds: bool
 ) -> Rows:
     """Return attention [R, heads * d] of queries [R, heads, d] over keys of another model, as
     `attend` does.
 
     `tokens` are as in `attend`, all on pages, but for a first tensor [S, 2] int64: the address of
-    each session's buffer [2 * num_keys, slots, d], of the queries' dtype, and the slots from head
+    each session's buffer [2 * num_kv, slots, d], of the queries' dtype, and the slots from head
     to head.
     Queries are rotated by `turns`: cos and sin [R, rotary_dim], and the weight [d] of their norm,
     if there is one.
@@ -81,8 +76,8 @@ def attend_others(
     def layer_of(session: int) -> Tensor:
         address, slots = others[session].tolist()
         if not slots:
-            return query.new_zeros(2 * num_keys, 1, size)
-        return tensor_at(address, (2 * num_keys, slots, size), query.dtype)
+            return query.new_zeros(2 * num_kv, 1, size)
+        return tensor_at(address, (2 * num_kv, slots, size), query.dtype)
 
     out = attend_by_session(turned, layer_of, seen, size**-0.5)
     return rounded(out) if rounds else [out]

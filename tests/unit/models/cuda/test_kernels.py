@@ -156,8 +156,7 @@ def test_operators_between_products_are_those_of_a_cpu(dtype, size):
     layers = [noise(4, 5, size, seed=9, dtype=dtype) for _ in range(2)]
     pairs = [*zip(kernels.finish_rows(x, False, True), finish(x, False, True), strict=True)]
     for rounds in (False, True):
-        given = (x, True, rounds)
-        pairs += zip(kernels.finish_rows(*given), finish(*given), strict=True)
+        pairs += zip(*(f(x, True, rounds) for f in (kernels.finish_rows, finish)), strict=True)
         for adds in (more, more[:0], torch.cat([more, x.flip(0), more.flip(0)])):  # of three ranks
             norms_of = (kernels.add_norm_rows, add_norm)
             found, expected = (norm(x, adds, weight, 1e-5, rounds) for norm in norms_of)

@@ -138,8 +138,9 @@ def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
         assert not step.arguments[1].values.size
         hidden = [drawn.hidden.cpu() for drawn in found]
         logits = (model.logits(found[1].hidden).cpu() for model, _ in split.pools)
-        for own, whole in (hidden, logits, states):
-            assert (own - whole).norm() < (0.08 if split.is_scaled else 1e-5) * whole.norm()
+        # Heads are not rounded, and have the same states.
+        for (own, whole), limit in ((hidden, 0.08), (states, 0.08), (logits, 1e-4)):
+            assert (own - whole).norm() < (limit if split.is_scaled else 1e-5) * whole.norm()
         if split.is_scaled:  # the first session's rows have these bits in any batch
             assert torch.equal(alone.setdefault(tree, hidden[0]), hidden[0][: 2 + len(tree)])
     assert split.captures() == before
