@@ -73,8 +73,6 @@ CHATS = [
     ("response_format", {"type": "json_schema"}),
     (SCHEMA, FORM),
     ("guided_json", WRONG),
-    ("json_schema", WRONG),
-    ("guided_regex", "(("),
     ("regex", "(("),
     ("response_format.schema", {"type": "json_object", "schema": WRONG}),
     ("response_format", {"type": "text", "schema": {}}),

@@ -62,13 +62,6 @@ def test_a_template_has_further_variables_and_keeps_its_own():
             text.render(TALK[:1], (), {name: "x"})
 
 
-def test_a_conversation_that_ends_with_the_assistant_gets_another_turn():
-    text = tokenizer(PLAIN)
-    said = [TALK[0], {"role": "assistant", "content": "x"}]
-    ids = text.encode(text.render(said), add_special_tokens=False)
-    assert encode_prompt(text, said) == tuple(ids)
-
-
 @pytest.mark.parametrize("template", ["{{ own }}" + PLAIN, "{{ own }}" + KNOWING])
 def test_no_tool_no_call_and_no_variable_can_write_a_control_token(template):
     text = tokenizer(template)
