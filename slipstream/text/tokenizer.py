@@ -157,9 +157,9 @@ class TextTokenizer:
     def render(self, messages: Messages, tools: Sequence[Tool] = (), own: Variables = None) -> str:
         """Return a conversation as the chat template writes it, up to where the model is to answer.
 
-        To `encode`, all special tokens in it are the template's: what messages and tools have of
-        their names is broken. Raises `InvalidRequest` without a template, or when it refuses these
-        messages.
+        To `encode`, all special tokens in it are the template's: what messages, tools and
+        variables have of their names is broken. Raises `InvalidRequest` without a template, or when
+        it refuses these messages.
         """
         control, template = self._control, self._template
         shown = [tool_json(tool) for tool in tools]
@@ -179,11 +179,11 @@ class TextTokenizer:
             raise InvalidRequest(
                 f"{error}; the arguments of {place} are no JSON object, which it may need"
             ) from None
-        apart = _changed(safe, control.apart)
-        if apart == safe:
+        apart, variables_apart = _changed([safe, variables], control.apart)
+        if (apart, variables_apart) == (safe, variables):
             return text
         # An end of a message is part of a special token only if a break there leaves fewer of them.
-        broken = template.render(apart, shown, variables)
+        broken = template.render(apart, shown, variables_apart)
         return text if control.count(text) == control.count(broken) else broken
 
     @cached_property

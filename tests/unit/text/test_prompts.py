@@ -19,6 +19,7 @@ KNOWING = (
     "{% for c in m.tool_calls or [] %}C{{ c.function.name }}{{ c.function.arguments | tojson }}"
     "{% endfor %}{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}{% endfor %}"
 )
+OWN = "{{ own }}{{ a }}{{ b }}"
 TOOL = Tool("f", "does f", '{"type": "object", "properties": {"x": {"type": "integer"}}}')
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 TALK = [
@@ -62,7 +63,7 @@ def test_a_template_has_further_variables_and_keeps_its_own():
             text.render(TALK[:1], (), {name: "x"})
 
 
-@pytest.mark.parametrize("template", ["{{ own }}" + PLAIN, "{{ own }}" + KNOWING])
+@pytest.mark.parametrize("template", [OWN + PLAIN, OWN + KNOWING])
 def test_no_tool_no_call_and_no_variable_can_write_a_control_token(template):
     text = tokenizer(template)
     name = next(iter(text.parts().special_tokens.values()))
@@ -70,7 +71,10 @@ def test_no_tool_no_call_and_no_variable_can_write_a_control_token(template):
     function = {"name": "f", "arguments": json.dumps({name: name}).replace("<", "\\u003c")}
     talk = [TALK[0], {**TALK[1], "tool_calls": ({**CALL, "function": function},)}, TALK[2]]
     tool = Tool("f", name, json.dumps({"type": "object", "properties": {name: {}}}))
-    form = PromptForm(tools=(tool,), chat_template_kwargs=json.dumps({"own": {name: name}}))
+    form = PromptForm(
+        tools=(tool,),
+        chat_template_kwargs=json.dumps({"own": {name: name}, "a": name[:2], "b": name[2:]}),
+    )
     assert token not in encode_prompt(text, talk, form)
 
 
