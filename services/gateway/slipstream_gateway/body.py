@@ -97,7 +97,6 @@ class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     value: Any = Field(default=None, alias="schema")
-    """The schema without a wrapper, as llama.cpp has it."""
 
 
 class StructuredOutputs(StrictModel):

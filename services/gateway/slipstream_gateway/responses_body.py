@@ -51,7 +51,6 @@ class ResponsesRequest(SamplingRequest, TemplateRequest):
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
     include: list[str] = Field([])
-    """Further parts of an answer: log probabilities; others belong to items that none here has."""
     previous_response_id: str | None = None
     store: bool = True
 

@@ -75,7 +75,6 @@ CHATS = [
     ("guided_json", WRONG),
     ("regex", "(("),
     ("response_format.schema", {"type": "json_object", "schema": WRONG}),
-    ("response_format", {"type": "text", "schema": {}}),
     ("chat_template_kwargs", {"messages": []}),
     ("structured_outputs.choice", {"choice": []}),
     ("structured_outputs.regex", {"regex": "(("}),

@@ -164,10 +164,7 @@ def test_what_is_unset_takes_the_default():
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (
-            generation(stopping=pb.StoppingCriteria(max_new_tokens=2**31)),
-            "max_tokens is 2147483648",
-        ),
+        (generation(stopping=pb.StoppingCriteria(max_new_tokens=2**31)), "max_tokens is 2"),
         (generation(speculation=pb.SpeculationOptions(max_draft_tokens=0)), "is 0"),
         (generation(speculation=pb.SpeculationOptions(num_roots=0)), "num_roots is 0"),
         (generation(speculation=pb.SpeculationOptions(drafter="")), "drafter is ''"),

@@ -71,10 +71,8 @@ def test_no_tool_no_call_and_no_variable_can_write_a_control_token(template):
     function = {"name": "f", "arguments": json.dumps({name: name}).replace("<", "\\u003c")}
     talk = [TALK[0], {**TALK[1], "tool_calls": ({**CALL, "function": function},)}, TALK[2]]
     tool = Tool("f", name, json.dumps({"type": "object", "properties": {name: {}}}))
-    form = PromptForm(
-        tools=(tool,),
-        chat_template_kwargs=json.dumps({"own": {name: name}, "a": name[:2], "b": name[2:]}),
-    )
+    own = {"own": {name: name}, "a": name[:2], "b": name[2:]}
+    form = PromptForm(tools=(tool,), chat_template_kwargs=json.dumps(own))
     assert token not in encode_prompt(text, talk, form)
 
 
