@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.cost_curve import CROWD, CostCurve, Costs, learn
+from slipstream.core.policy.cost_curve import CROWD, CostCurve, learn
 from slipstream.core.round import Clock
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Part
@@ -45,14 +45,13 @@ def learn_cost(
     forwards = _Forwards(model, pool, max_tokens)
     tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_tokens else None
     is_cpu = model.device == "cpu"
-    costs = _kept(name, forwards.compute, clock, max_tokens) if is_cpu else None
-    if costs is None:
-        costs = learn(forwards.compute, clock, seconds=seconds, max_rows=max_tokens, tile=tile)
+    curve = _kept(name, forwards.compute, clock, max_tokens, tile) if is_cpu else None
+    if curve is None:
+        curve = learn(forwards.compute, clock, seconds=seconds, max_rows=max_tokens, tile=tile)
         if is_cpu:
-            points = [list(point) for point in costs.points]
-            this_machine().keep(name, [points, costs.session_s])
+            this_machine().keep(name, [curve.points, curve.session_s])
     forwards.close()
-    return CostCurve(costs.points, tile=tile, session_s=costs.session_s)
+    return curve
 
 
 class _Forwards:
@@ -83,12 +82,14 @@ class _Forwards:
         return cache
 
 
-def _kept(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Costs | None:
+def _kept(
+    name: str, forward: Forward, clock: Clock, max_tokens: int, tile: int | None
+) -> CostCurve | None:
     """Return the costs of an earlier start; None where forwards show that it was a busy one."""
-    costs = _read(this_machine().get(name))
-    if costs is None or costs.points[-1][0] > max_tokens:
+    curve = _read(this_machine().get(name), tile)
+    if curve is None or curve.points[-1][0] > max_tokens:
         return None
-    seconds = dict(costs.points)
+    seconds = dict(curve.points)
     if not seconds.keys() >= set(_CHECKED):
         return None
     forward(1, 1)
@@ -97,15 +98,13 @@ def _kept(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Costs |
         forward(count, 1)
         if clock() - start < _FASTER * seconds[count]:
             return None
-    return costs
+    return curve
 
 
-def _read(value: Any) -> Costs | None:
+def _read(value: Any, tile: int | None) -> CostCurve | None:
     try:
         points, session_s, *_ = value
-        points = tuple((int(count), float(seconds)) for count, seconds in points)
-        costs = Costs(points, float(session_s))
-        CostCurve(costs.points, session_s=costs.session_s)
+        points = [(int(count), float(seconds)) for count, seconds in points]
+        return CostCurve(points, tile=tile, session_s=float(session_s))
     except (TypeError, ValueError, OverflowError, InvalidRequest):
         return None
-    return costs

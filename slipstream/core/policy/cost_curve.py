@@ -7,7 +7,6 @@ recorded, the answer stays above 0 and finite: it is a hint that a busy machine 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
@@ -55,6 +54,7 @@ class CostCurve:
         self, points: Sequence[tuple[int, float]], *, tile: int | None = None, session_s: float = 0
     ) -> None:
         """`points` are (rows, seconds) of one session, ascending; `session_s` adds every other."""
+        self.points, self.session_s = points, session_s
         rows = [rows for rows, _ in points]
         if len(points) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
             raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
@@ -161,28 +161,18 @@ def _within(value: float, least: float, most: float) -> float:
     return min(max(value, least), most)
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Measurements for a `CostCurve`: (rows, seconds) of one session, and what another adds."""
-
-    points: tuple[tuple[int, float], ...]
-    session_s: float = 0.0
-
-
 def learn(
     forward: Forward, clock: Clock, *, seconds: float, max_rows: int = 128, tile: int | None = None
-) -> Costs:
+) -> CostCurve:
     """Time forwards of rising size, over and over for so many seconds; the fastest of each count.
 
     A first forward warms up, and a few are timed in any case. `tile` is as in `CostCurve`.
     """
     best = _fastest(forward, clock, _agenda(tile, max_rows), seconds)
-    crowd_s = best.pop((CROWD, CROWD), None)
-    points = tuple(sorted((rows, taken_s) for (rows, _), taken_s in best.items()))
-    if crowd_s is None:
-        return Costs(points)
-    more_s = crowd_s - CostCurve(points, tile=tile).seconds(CROWD)
-    return Costs(points, max(more_s, 0.0) / (CROWD - 1))
+    crowd_s = best.pop((CROWD, CROWD), 0.0)
+    points = [(rows, best[rows, sessions]) for rows, sessions in sorted(best)]
+    more_s = max(crowd_s - CostCurve(points, tile=tile).seconds(CROWD), 0.0)
+    return CostCurve(points, tile=tile, session_s=more_s / (CROWD - 1))
 
 
 def _fastest(

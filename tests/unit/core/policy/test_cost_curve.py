@@ -31,8 +31,7 @@ class Bench:
         self.now += self.law(rows, sessions)
 
     def learn(self, **given):
-        costs = learn(self.forward, lambda: self.now, **given)
-        return CostCurve(costs.points, tile=given.get("tile"), session_s=costs.session_s)
+        return learn(self.forward, lambda: self.now, **given)
 
 
 def learnt(law=staircase, *, tile=TILE, seconds=60.0):
