@@ -137,6 +137,16 @@ def check_bounds(options: Any) -> None:
             )
 
 
+class Bounded:
+    """Base of dataclasses whose options are always within their bounds."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Raise what `check_bounds` does."""
+        check_bounds(self)
+
+
 def _range(above: float | None, least: float | None, most: float | None) -> str:
     if above is not None:
         return f"above {above}" if most is None else f"above {above} and at most {most}"

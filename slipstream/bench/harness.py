@@ -16,7 +16,7 @@ from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.request.results import Result
 from slipstream.core.round import Clock
 from slipstream.core.types import SamplingParams
-from slipstream.options import check_bounds, group, option
+from slipstream.options import Bounded, group, option
 
 T = TypeVar("T")
 
@@ -43,16 +43,13 @@ class SamplingPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnPlan:
+class TurnPlan(Bounded):
     """Plan of replies to the same questions in turn."""
 
     max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=2)
     warmup: int = option(1, "Short unmeasured replies of each engine or method first.", least=0)
     sampling: SamplingPlan = group(SamplingPlan)
     questions: tuple[Question, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState, ServerInfo
-from slipstream.options import check_bounds, option
+from slipstream.options import Bounded, option
 
 # Repeats itself, so that any draft, also one that copies the text, has accepted tokens.
 PROMPT = "one two three four five six one two three four five six one two three four"
@@ -31,7 +31,7 @@ PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class CheckFlags:
+class CheckFlags(Bounded):
     """Connection and decoding options, and the time to try for."""
 
     no_speculation: bool = option(False, "Decode plainly, without a draft.")
@@ -43,9 +43,6 @@ class CheckFlags:
         least=0,
         most=3600,
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @with_flags

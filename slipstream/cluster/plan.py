@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.options import check_bounds, option, overlaid
+from slipstream.options import Bounded, check_bounds, option, overlaid
 
 LOAD = "load"
 SPARE = 1.5
@@ -70,7 +70,7 @@ POOLS = {"target": PoolPlan(), "draft": PoolPlan(load_per_replica=3.0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPlan:
+class ClusterPlan(Bounded):
     """Both pools, and what they share."""
 
     target: PoolPlan = POOLS["target"]
@@ -85,9 +85,6 @@ class ClusterPlan:
     """Address to listen on, on every node; None for its address in the cluster."""
     config: str | None = None
     """Configuration file of the services, at the same path on every node."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
     def pools(self) -> dict[str, PoolPlan]:
         pools = {"target": self.target}

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, OnLine, start_child
-from slipstream.options import check_bounds, option
+from slipstream.options import Bounded, option
 
 T = TypeVar("T")
 FIRST_PAUSE_S = 0.5
@@ -32,7 +32,7 @@ telemetry, to a collector that may not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class StackPlan:
+class StackPlan(Bounded):
     """The services by role, each with its flags but for the addresses of the others. Those of
     `target` and `router` are needed; `draft` and `http` start where they are there."""
 
@@ -44,9 +44,6 @@ class StackPlan:
     takes_turns: bool = True
     """True if draft and target each use all the cores of this machine."""
     http_port: int = option(0, "Port of the front.", least=0, most=65535)
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 class Stack:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.options import check_bounds, option
+from slipstream.options import Bounded, option
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
 from slipstream.rpc.security import ClientTls, ServerTls, named_callers
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
@@ -80,7 +80,7 @@ class PeerTlsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOptions:
+class SessionOptions(Bounded):
     """Limits of an engine's sessions, and the time that parked ones are kept."""
 
     max_sessions: int = option(64, "Sessions held at once, parked ones included.", above=0)
@@ -92,9 +92,6 @@ class SessionOptions:
     max_park_ttl_s: float = option(
         600.0, "Longest time that a router may ask to keep them.", above=0
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from slipstream.core.errors import TrainingError
-from slipstream.options import check_bounds, option
+from slipstream.options import Bounded, check_bounds, option
 
 LENGTH = "Length and speed"
 """Heading of options in `--help`."""
@@ -96,7 +96,7 @@ class Precision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainSettings:
+class TrainSettings(Bounded):
     """Settings of a run that change its result, of every kind of draft."""
 
     PANEL: ClassVar[str] = LENGTH
@@ -113,6 +113,3 @@ class TrainSettings:
         4.0, "Minutes between held-out checks.", above=0, rich_help_panel="Checks"
     )
     report_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        check_bounds(self)

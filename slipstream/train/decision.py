@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from slipstream.models.decision import GREEDY, NUM_STATS, SAMPLED, DecisionModel
 from slipstream.models.glide.chain_stop import DecisionNetwork
-from slipstream.options import check_bounds, option
+from slipstream.options import Bounded, option
 from slipstream.train.rounds import Records
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionSettings:
+class DecisionSettings(Bounded):
     """`width` is that of the hidden layer. AdamW at `lr`, in batches of `batch_rows`, until
     `patience` epochs have brought nothing, `max_epochs` at most."""
 
@@ -24,9 +24,6 @@ class DecisionSettings:
     max_epochs: int = option(60, "Maximum number of passes over the records.", least=1)
     patience: int = 6
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 def train_decision(

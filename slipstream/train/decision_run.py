@@ -18,7 +18,7 @@ from slipstream.core.policy.stop import fit_calibration
 from slipstream.core.types import SamplingParams
 from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, DecisionModel, save_decision
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.options import check_bounds, group, option, required
+from slipstream.options import Bounded, group, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import ReadLimits, read_data
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingPlan:
+class RecordingPlan(Bounded):
     """Extent of recording: each prompt is answered greedily and at temperature 1."""
 
     num_prompts: int = option(120, "Prompts to decode.", min=10)
@@ -44,9 +44,6 @@ class RecordingPlan:
     )
     minutes: float | None = option(None, "Begin no prompt after so many minutes.", above=0)
     seed: int = option(0, "Seed of the sampled answers.", min=0)
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from slipstream.ngrams.store_file import (
     StoreHeader,
     checksum,
 )
-from slipstream.options import check_bounds, option
+from slipstream.options import Bounded, option
 from slipstream.train.data import Document
 
 Arrays = dict[str, NDArray[Any]]
@@ -38,7 +38,7 @@ _MAX_LEAST_COUNT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class CountSettings:
+class CountSettings(Bounded):
     """Contexts to count: those that were seen `min_count` times or more, the longest one time
     more."""
 
@@ -52,9 +52,6 @@ class CountSettings:
     def max_bytes(self) -> int:
         """Return the bytes of the largest file."""
         return round(self.max_mb * 2**20)
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
     def least(self, length: int, min_count: int) -> int:
         """Return how often a context of this length must be seen; the longest, one time more."""

@@ -33,7 +33,7 @@ from slipstream.models.glide.glide_init import (
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.torch.loading import load_target_parts
-from slipstream.options import check_bounds, option, parse_numbers, required
+from slipstream.options import Bounded, check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import MAX_UNROLLED, EagleLoss, GlideLoss, LossSettings, TrainSettings
@@ -73,7 +73,7 @@ class DraftSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftRun:
+class DraftRun(Bounded):
     """Data and settings of a run, and where its weights go."""
 
     PANEL: ClassVar[str] = "Files"
@@ -112,7 +112,6 @@ class GlideRun(DraftRun):
 
     def start(self, target: LoadedModel, files: Sequence[DataFile]) -> tuple[Method, FeatureSet]:
         """Return the draft as it starts, on the target's device, and what it learns from."""
-        check_bounds(self)
         layers = self.draft.layers_of((model_parts(target.model).num_layers - 1,))
         shape = GlideShape(layers, self.draft.head_size, self.loss.block_max, self.num_layers)
         model, vocab = first_draft(target, shape, files, self.draft.init_from)
@@ -200,13 +199,6 @@ def _facts(run: DraftRun, state: RunState, target: str) -> dict[str, Any]:
     }
 
 
-def forced_ids(target: LoadedModel) -> list[int]:
-    """Return ids that every trimmed head holds: special and added tokens, every end of text."""
-    eos = target.model.generation_config.eos_token_id
-    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return [*ends, *target.tokenizer.added_ids()]
-
-
 def first_draft(
     target: LoadedModel, shape: GlideShape, files: Sequence[DataFile], init_from: Path | None
 ) -> tuple[GlideModel, Tensor]:
@@ -231,9 +223,12 @@ def first_draft(
 
 
 def _counted_vocab(target: LoadedModel, size: int, files: Sequence[DataFile]) -> Tensor:
+    """Return a vocabulary by frequency, with special and added tokens and every end of text."""
     documents = [document for data in files for document in data.documents]
     counts = torch.from_numpy(token_counts(documents, model_parts(target.model).vocab_size))
-    return trimmed_vocab(counts, size, forced=forced_ids(target))
+    eos = target.model.generation_config.eos_token_id
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return trimmed_vocab(counts, size, forced=[*ends, *target.tokenizer.added_ids()])
 
 
 def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
