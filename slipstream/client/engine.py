@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import ModelMismatch, check
-from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
+from slipstream.core.request.model_info import ModelInfo, drafter_infos
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
     Drafter,
@@ -129,19 +129,14 @@ class Engine:
         return build_drafter(name, self._for_draft(name), profile=profile)
 
     def info(self, drafter: Drafter) -> ModelInfo:
-        drafters = drafter_infos([drafter.facts])
-        return ModelInfo(
+        return ModelInfo.of(
+            self.facts,
+            drafter_infos([drafter.facts]),
             model=self.model_id,
-            vocab_size=self.facts.vocab_size,
             tokenizer_hash=self.tokenizer_hash,
-            stop_token_ids=tuple(sorted(self.facts.stop_token_ids)),
             has_chat_template=bool(self.text.chat_template),
             numerics=self.model.numerics,
             dtype=self.model.weights_type,
-            limits=Limits.of(self.facts),
-            verifications=verification_infos({item.kind for item in drafters}),
-            drafters=drafters,
-            sampling_defaults=self.facts.sampling_defaults,
         )
 
     def draft_model(self, name: str) -> DraftModel:

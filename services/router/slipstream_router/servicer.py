@@ -17,13 +17,7 @@ from slipstream.core.errors import (
     check_token_ids,
 )
 from slipstream.core.policy.profile import NGRAM
-from slipstream.core.request.model_info import (
-    DrafterInfo,
-    Limits,
-    ModelInfo,
-    drafter_infos,
-    verification_infos,
-)
+from slipstream.core.request.model_info import DrafterInfo, ModelInfo, drafter_infos
 from slipstream.core.request.prompt import check_num_bytes, check_num_messages
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
@@ -183,20 +177,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 def model_info(fleet: Fleet, placed: ChosenTarget) -> ModelInfo:
     """One model and what it can be asked for. Drafts that are lost for the moment count."""
     model, description = placed.model, placed.model.description
-    drafters = _drafters(fleet.drafts_for(placed))
-    return ModelInfo(
+    return ModelInfo.of(
+        model.facts,
+        _drafters(fleet.drafts_for(placed)),
         model=model.name,
-        vocab_size=model.facts.vocab_size,
         tokenizer_hash=model.tokenizer_hash,
-        stop_token_ids=tuple(sorted(model.facts.stop_token_ids)),
         has_chat_template=model.text.has_chat_template,
         numerics=description.numerics,
         dtype=description.dtype,
-        limits=Limits.of(model.facts),
-        verifications=verification_infos({drafter.kind for drafter in drafters}),
-        drafters=drafters,
         num_targets=fleet.num_targets(model.name),
-        sampling_defaults=model.facts.sampling_defaults,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS
@@ -55,12 +56,6 @@ class Limits:
     max_grammar_bytes: int = 0
     """Largest JSON schema or regular expression; 0 where the output can't follow any."""
 
-    @classmethod
-    def of(cls, facts: ModelFacts) -> "Limits":
-        """Return the limits of requests to a target with these facts."""
-        size = MAX_GRAMMAR_BYTES if facts.has_grammars else 0
-        return cls(facts.context_length, max_logprobs=facts.max_logprobs, max_grammar_bytes=size)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -83,6 +78,22 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Sampling parameters of its generation_config.json, which `model_defaults` of a request names;
     over HTTP, all that a body leaves out."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, drafters: tuple[DrafterInfo, ...], **own: Any) -> "ModelInfo":
+        """Return the description of a target with these facts; `own` are its other fields."""
+        size = MAX_GRAMMAR_BYTES if facts.has_grammars else 0
+        return cls(
+            vocab_size=facts.vocab_size,
+            stop_token_ids=tuple(sorted(facts.stop_token_ids)),
+            limits=Limits(
+                facts.context_length, max_logprobs=facts.max_logprobs, max_grammar_bytes=size
+            ),
+            verifications=verification_infos({drafter.kind for drafter in drafters}),
+            drafters=drafters,
+            sampling_defaults=facts.sampling_defaults,
+            **own,
+        )
 
 
 def drafter_infos(drafts: Sequence[DraftFacts]) -> tuple[DrafterInfo, ...]:
