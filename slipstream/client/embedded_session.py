@@ -130,7 +130,8 @@ class EmbeddedSession:
             finished(journal.close(target=None, draft=None))
             raise
         journal.open(request.tokens, Opening.of(request, self.engine.tokenizer_hash))
-        run = Run(self.ports, request, text=self.engine.text, clock=self.clock, journal=journal)
+        ports = self.ports.draft, self.ports.target
+        run = Run(*ports, request, text=self.engine.text, clock=self.clock, journal=journal)
 
         async def end() -> None:
             await journal.close(target=None, draft=None)

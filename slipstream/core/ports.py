@@ -33,15 +33,3 @@ class Target(Protocol):
 
     async def release(self, session_id: str) -> None:
         """Free everything held for the session; unknown ids are fine."""
-
-
-class RequestPorts(Protocol):
-    """Both ports of a request."""
-
-    @property
-    def draft(self) -> Draft:
-        """Return the draft."""
-
-    @property
-    def target(self) -> Target:
-        """Return the target."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
 from slipstream.core.policy.planner import Planner
-from slipstream.core.ports import RequestPorts
+from slipstream.core.ports import Draft, Target
 from slipstream.core.request.origins import RoundTree, TokenOrigin, origins_of, round_tree
 from slipstream.core.request.request import Request
 from slipstream.core.request.results import (
@@ -50,7 +50,8 @@ class Run:
     output is turned into text at the start, which takes long where it is long.
     """
 
-    ports: RequestPorts
+    draft: Draft
+    target: Target
     request: Request
     text: Detokenizer
     clock: Clock
@@ -92,8 +93,8 @@ class Run:
             info = None
         planner = Planner(request.settings, num_prompt_tokens=len(request.tokens))
         rounds = decode(
-            self.ports.draft,
-            self.ports.target,
+            self.draft,
+            self.target,
             planner,
             TokenSequence(request.session, (*request.tokens, *request.past)),
             clock=self.clock,

@@ -164,7 +164,8 @@ class RequestRunner:
         """Return the request ready to run; a long past output is turned into text in a thread."""
         make_run = partial(
             Run,
-            replicas,
+            replicas.draft,
+            replicas.target,
             request,
             text=placed.model.text.table,
             clock=time.perf_counter,

@@ -1,7 +1,6 @@
 """Requests run on a tiny target and a draft that often agrees with it, in every way there is."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
 
@@ -50,8 +49,7 @@ def run_of(models, ask, *, kind="vanilla", past=(), num_received=0, text=None, *
     request = make_request("s", PROMPT, ask, FACTS, DraftFacts(kind))
     request = replace(request, past=past, num_received=num_received)
     engine = tiny.local_target(target)
-    ports = SimpleNamespace(draft=draft, target=engine)
-    run = Run(ports, request, text=text or Letters(), clock=lambda: 0.0, **how)
+    run = Run(draft, engine, request, text=text or Letters(), clock=lambda: 0.0, **how)
     chunks = list(iterated(run.chunks()))
     for port in (draft, engine):
         finished(port.release("s"))
