@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +133,15 @@ def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int],
 
     Every document of a held-out conversation leaves the training set.
     """
-    keys = _conversations(documents)
-    answered = sorted(
-        {k for k, d in zip(keys, documents, strict=True) if len(d.ids) > d.num_prompt}
-    )
+    keys, is_answered = _conversations(documents), [len(d.ids) > d.num_prompt for d in documents]
+    answered = sorted(set(compress(keys, is_answered)))
     held = set(answered[:count])
     train = [index for index, key in enumerate(keys) if key not in held]
     if len(answered) <= count:
         raise TrainingError(
             f"{len(answered)} answered prompts are too few to hold {count} out and train on others"
         )
-    heldout = [
-        index
-        for index, key in enumerate(keys)
-        if key in held and len(documents[index].ids) > documents[index].num_prompt
-    ]
-    return train, heldout
+    return train, [index for index, key in enumerate(keys) if key in held and is_answered[index]]
 
 
 def _conversations(documents: Sequence[Document]) -> list[str]:

@@ -21,17 +21,8 @@ _LEAST_CHANCE = 1e-6
 """Least acceptance probability in the loss: below it the slope is bounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Grids of B documents: block lengths [B] and how far each grid is shifted [B], int64."""
-
-    lengths: Tensor
-    offsets: Tensor
-
-    def numbers(self, length: int) -> Tensor:
-        """Return the number of the block that each of `length` positions lies in, [B, T]."""
-        positions = torch.arange(length, device=self.offsets.device)
-        return (positions + self.offsets[:, None]) // self.lengths[:, None]
+Blocks = tuple[Tensor, Tensor]
+"""Grids of B documents: block lengths [B] and how far each grid is shifted [B], int64."""
 
 
 def blocks_of(noise: Tensor, settings: GlideLoss) -> Blocks:
@@ -39,7 +30,7 @@ def blocks_of(noise: Tensor, settings: GlideLoss) -> Blocks:
     sizes, shares = noise.unbind(1)
     low, high = settings.block_min, settings.block_max + 1
     lengths = low + (sizes * (high - low)).long()
-    return Blocks(lengths, (shares * lengths).long())
+    return lengths, (shares * lengths).long()
 
 
 def block_mask(length: int, blocks: Blocks, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -48,7 +39,8 @@ def block_mask(length: int, blocks: Blocks, *, dtype: torch.dtype = torch.float3
     j reads k iff k lies in an earlier block of its document. Rows with no earlier block read all
     positions before their own, and position 0 itself.
     """
-    grid = blocks.numbers(length)
+    lengths, offsets = blocks
+    grid = (torch.arange(length, device=offsets.device) + offsets[:, None]) // lengths[:, None]
     return _additive(grid[:, None, :] < grid[:, :, None], dtype)[:, None]
 
 

@@ -9,7 +9,6 @@ from slipstream.models.glide.glide import Rope
 from slipstream.train.config import GlideLoss, TrainSchedule, TrainSettings
 from slipstream.train.features import TrainBatch
 from slipstream.train.glide import (
-    Blocks,
     Frozen,
     GlideMethod,
     Goal,
@@ -25,7 +24,7 @@ from slipstream.train.heldout import HeldoutCounts
 
 
 def blocks(lengths, offsets):
-    return Blocks(torch.tensor(lengths), torch.tensor(offsets))
+    return torch.tensor(lengths), torch.tensor(offsets)
 
 
 def seen(mask):
