@@ -138,12 +138,10 @@ def quantise(run: four_bits.QuantiseRun, *, threads: Threads = None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     run = replace(run, command=_command())
-    with count_bar("quantising") as count_to:
-
-        def progress(stage: str, done: int, total: int) -> None:
-            count_to(done, total, description=stage)
-
-        outcome = four_bits.quantise(run, progress=progress)
+    with count_bar("quantising") as set_to:
+        outcome = four_bits.quantise(
+            run, progress=lambda stage, done, total: set_to(done, total, description=stage)
+        )
     for name, found in (("before", outcome.before), ("after", outcome.after)):
         typer.echo(
             f"{name}: acceptance at lag 0 {found.acceptance[0]:.4f},"

@@ -2,6 +2,7 @@
 
 import secrets
 
+from slipstream.config import host_in
 from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.rpc.channel import check_address
 from slipstream.rpc.v1 import common_pb2
@@ -41,22 +42,18 @@ def _brief(value: object) -> str:
     return text if len(text) <= 24 else f"{text[:12]}..."
 
 
-_ANY_HOST = ("", "0.0.0.0", "[::]")
+_ANY_HOST = ("", "0.0.0.0", "::")
 
 
 def check_advertised(address: str, advertised: str | None, *, reader: str) -> None:
     """Raises `InvalidRequest` unless a `reader` can dial `advertised`, or else `address`."""
     if advertised is not None:
         check_address(advertised)
-        if _host(advertised) in _ANY_HOST:
+        if host_in(advertised) in _ANY_HOST:
             raise InvalidRequest(
                 f"advertised_address is {advertised}, which no {reader} can dial: name a host"
             )
-    elif _host(address) in _ANY_HOST:
+    elif host_in(address) in _ANY_HOST:
         raise InvalidRequest(
             f"address is {address}, which no {reader} can dial: set advertised_address, too"
         )
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]

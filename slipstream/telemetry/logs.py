@@ -28,15 +28,12 @@ _QUOTE = "Invalid encoding on %s"
 """Message of gRPC, with a traceback, about a header that is no UTF-8; it may be a bearer token."""
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
-_BOUND: ContextVar[dict[str, str | None] | None] = ContextVar("slipstream_log_ids", default=None)
+_BOUND: ContextVar[dict[str, str] | None] = ContextVar("slipstream_log_ids", default=None)
 
 
-def bind(*, request_id: str | None = None, session_id: str | None = None) -> None:
-    """Add the ids to the lines of this task, and of tasks that it starts from now on. An id that is
-    None stays as it was."""
-    before = _BOUND.get() or {}
-    ids = {"request_id": request_id, "session_id": session_id}
-    _BOUND.set({name: before.get(name) if value is None else value for name, value in ids.items()})
+def bind(**ids: str) -> None:
+    """Add the ids to the lines of this task, and of tasks that it starts from now on."""
+    _BOUND.set((_BOUND.get() or {}) | ids)
 
 
 def set_up_logging(*, as_json: bool, level: str, role: str) -> None:

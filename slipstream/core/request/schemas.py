@@ -47,7 +47,7 @@ def placed_schema(schema: Any, place: str, what: str) -> Any:
     where it is read from; `what` names the schema.
     """
     try:
-        return _Document(schema, place, what).rewritten()
+        return _Document(schema, place, what).copy(schema)
     except RecursionError:
         raise InvalidRequest(f"{what} is nested too deeply") from None
 
@@ -71,9 +71,6 @@ class _Document:
         while news := [it for key, it in self._schemas.items() if key not in self._targets]:
             for schema, pointer, base in news:
                 self._targets[id(schema)] = self._resolved(schema, pointer, base)
-
-    def rewritten(self) -> Any:
-        return self._copy(self._root)
 
     def _add(self, schema: Any, pointer: str, base: str) -> None:
         """Add a schema and all that it holds."""
@@ -135,15 +132,15 @@ class _Document:
         self._add(found, start, uri)
         return start
 
-    def _copy(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [self._copy(item) for item in value]
+            return [self.copy(item) for item in value]
         if not isinstance(value, dict):
             return value
         if id(value) not in self._schemas:
-            return {name: self._copy(item) for name, item in value.items()}
+            return {name: self.copy(item) for name, item in value.items()}
         copy = {
-            name: int(item) if _is_whole(name, item) else self._copy(item)
+            name: int(item) if _is_whole(name, item) else self.copy(item)
             for name, item in value.items()
             if name not in _NAMES | {self._id} and not _is_absent(name, value)
         }

@@ -132,9 +132,7 @@ def timing_from_pb(message: common_pb2.ReplyTiming, *, serialisation_s: float) -
 
 def trace_to_pb(carrier: Carrier | None) -> common_pb2.TraceContext | None:
     """Return a trace's context; None for what is not traced."""
-    if carrier is None:
-        return None
-    return common_pb2.TraceContext(traceparent=carrier.traceparent, tracestate=carrier.tracestate)
+    return None if carrier is None else message_of(common_pb2.TraceContext, carrier)
 
 
 def trace_from_pb(message: common_pb2.TraceContext) -> Carrier | None:
