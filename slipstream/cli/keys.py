@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.flags import with_flags
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import read_text, write_whole
 from slipstream.state.access import Entry, check_name, parse_keys, render
@@ -25,8 +26,6 @@ _TOKEN_BYTES = 32
 
 Name = Annotated[str, typer.Argument(help="Letters, digits, - and _.")]
 File = Annotated[Path, typer.Option("--file", help="The key file of routers (key_file).")]
-PerMinute = Annotated[int | None, typer.Option(help="Maximum in a minute.")]
-AtOnce = Annotated[int | None, typer.Option(help="Maximum number of requests at once.")]
 Day = Annotated[
     datetime | None,
     typer.Option(formats=["%Y-%m-%d"], help="First day on which it is refused, as 2027-01-31."),
@@ -34,21 +33,14 @@ Day = Annotated[
 
 
 @app.command()
-def new(
-    name: Name,
-    file: File,
-    requests_per_minute: PerMinute = None,
-    tokens_per_minute: PerMinute = None,
-    max_concurrent: AtOnce = None,
-    expires: Day = None,
-) -> None:
+@with_flags
+def new(*, name: Name, file: File, limits: QuotaLimits, expires: Day = None) -> None:
     """Add a key and print its token, which is stored nowhere else.
 
     The file has the token's SHA-256. Routers read it within a second.
     """
     token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     digest = hashlib.sha256(token.encode()).hexdigest()
-    limits = QuotaLimits(requests_per_minute, tokens_per_minute, max_concurrent)
     add_key(file, Entry(check_name(name), digest, limits, expires and expires.date()))
     typer.echo(token)
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from slipstream.core.errors import LimitExceeded, check
+from slipstream.options import option
 
 MINUTE_S = 60.0
 RUNNING_RETRY_S = 1.0
@@ -24,10 +25,10 @@ _ENOUGH = 1 - 1e-9
 class QuotaLimits:
     """Limits of an API key. None is no limit."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = option(None, "Maximum in a minute.")
+    tokens_per_minute: int | None = option(None, "Maximum in a minute.")
     """Tokens of prompts and outputs together."""
-    max_concurrent: int | None = None
+    max_concurrent: int | None = option(None, "Maximum number of requests at once.")
 
     def __post_init__(self) -> None:
         for name, limit in self.given().items():
