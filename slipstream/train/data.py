@@ -36,12 +36,6 @@ class Document:
     ids: NDArray[np.int32]
     num_prompt: int
 
-    def __post_init__(self) -> None:
-        if not 0 < self.num_prompt <= len(self.ids):
-            raise TrainingError(
-                f"a document of {len(self.ids)} tokens cannot have {self.num_prompt} prompt tokens"
-            )
-
     @property
     def key(self) -> str:
         """Return the hash of the prompt: documents of one prompt share it."""
@@ -58,10 +52,6 @@ class ReadLimits:
     vocab_size: int
     max_tokens: int = 1024
     encode_answer: Callable[[str], Sequence[int]] | None = None
-
-    def __post_init__(self) -> None:
-        if self.vocab_size < 1 or self.max_tokens < 2:
-            raise TrainingError("vocab_size must be at least 1 and max_tokens at least 2")
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,6 @@ class CountSettings(Bounded):
         8.0, "Largest file, in MiB; the rarest contexts are left out for it.", least=2**-10
     )
 
-    @property
-    def max_bytes(self) -> int:
-        """Return the bytes of the largest file."""
-        return round(self.max_mb * 2**20)
-
     def least(self, length: int, min_count: int) -> int:
         """Return how often a context of this length must be seen; the longest, one time more."""
         return min_count + (length == self.max_context > 1)
@@ -112,17 +107,17 @@ def count(
 
 
 def fitting(tables: Sequence[Counted], settings: CountSettings, vocab_size: int) -> Arrays:
-    """Return the arrays of a file of at most `max_bytes`, with as low a least count as fits."""
-    least = settings.min_count
+    """Return the arrays of a file of at most `max_mb`, with as low a least count as fits."""
+    least, most = settings.min_count, round(settings.max_mb * 2**20)
     while least < _MAX_LEAST_COUNT:
         parts = [
             table.kept(settings.least(length, least)) for length, table in enumerate(tables, 1)
         ]
         packed = _packed(parts, vocab_size)
-        if sum(array.nbytes for array in packed.values()) <= settings.max_bytes:
+        if sum(array.nbytes for array in packed.values()) <= most:
             return packed
         least += max(1, least // 4)
-    raise TrainingError(f"no table of n-grams fits {settings.max_bytes} bytes")
+    raise TrainingError(f"no table of n-grams fits {most} bytes")
 
 
 def write_store(path: Path, arrays: Arrays, header: StoreHeader) -> None:

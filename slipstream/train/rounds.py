@@ -27,7 +27,7 @@ from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.core.verify.noise import Floats
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.reader import CandidateReader, RowSoftmax
-from slipstream.models.decision import NUM_STATS, slot_stats
+from slipstream.models.decision import slot_stats
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import Ask as ScorerAsk
@@ -55,14 +55,6 @@ class Records:
     accepted: Tensor
     is_greedy: Tensor
     prompt: Tensor
-
-    def __post_init__(self) -> None:
-        count = len(self.hidden)
-        odd = [name for name in self.__slots__ if len(getattr(self, name)) != count]
-        if odd or self.hidden.ndim != 2 or self.stats.shape != (count, NUM_STATS):
-            raise TrainingError(
-                f"records of {count} positions do not fit: {', '.join(odd) or 'shape'}"
-            )
 
     @property
     def confidence(self) -> Tensor:
