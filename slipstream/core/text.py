@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest, check, check_fits, check_token_ids
+from slipstream.core.errors import InvalidRequest, check, check_fits
 from slipstream.core.sequence import common_prefix
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240
-MAX_STOP_TOKEN_IDS = 64
 _INCOMPLETE = "\ufffd"
 _MAX_CHARACTER = 4
 """Bytes of a character, and so its tokens, at most."""
@@ -54,12 +53,6 @@ def check_stop_strings(stop: Sequence[str]) -> None:
         size = len(string.encode())
         is_right = 0 < size <= MAX_STOP_BYTES
         check(is_right, "stop has a text whose size", size, f"from 1 to {MAX_STOP_BYTES} bytes")
-
-
-def check_stop_tokens(tokens: Sequence[int]) -> None:
-    """Raise `InvalidRequest` for stop tokens that are too many, or no token ids."""
-    check_fits("stop_token_ids has", len(tokens), "tokens", MAX_STOP_TOKEN_IDS)
-    check_token_ids("stop_token_ids", tokens)
 
 
 class TextStream:

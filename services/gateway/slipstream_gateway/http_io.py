@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from slipstream.client import AsyncChunkStream, Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.inline import either, ended
+from slipstream.core.inline import beside, either, ended
 from slipstream_gateway.body import SharedRequest
 from slipstream_gateway.chat import ChatChoice, ChatFormat
 from slipstream_gateway.choices import merged, opened
@@ -153,8 +153,7 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        commenting = asyncio.create_task(self._comment(send))
-        try:
+        async with beside(self._comment(send)):
             try:
                 part = await self._first
             except SlipstreamError as error:
@@ -162,9 +161,6 @@ class EventStream(Response):
             while part is not None:
                 await self._write(send, part)
                 part = await anext(self._parts, None)
-        finally:
-            commenting.cancel()
-            await ended(commenting)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, part: bytes) -> None:

@@ -20,12 +20,13 @@ from slipstream.core.policy.profile import DraftFacts, Settings, resolve
 from slipstream.core.request.prompt import PLAIN_FORM, Prompt, PromptForm
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.tools import ToolFormat, calls_grammar
-from slipstream.core.text import check_stop_strings, check_stop_tokens
+from slipstream.core.text import check_stop_strings
 from slipstream.core.types import SamplingParams, Session
 
 DEFAULT_MAX_TOKENS = 256
 MAX_MAX_TOKENS = 2**31 - 1
 MAX_NAME_LENGTH = 128
+MAX_STOP_TOKEN_IDS = 64
 NO_DRAFTER = "none"
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Sampling parameters of which models may have defaults."""
@@ -99,7 +100,8 @@ class Ask:
             raise InvalidRequest("prompt_logprobs goes with logprobs, the number of tokens")
 
     def _check_ends(self) -> None:
-        check_stop_tokens(self.stop_token_ids)
+        check_fits("stop_token_ids has", len(self.stop_token_ids), "tokens", MAX_STOP_TOKEN_IDS)
+        check_token_ids("stop_token_ids", self.stop_token_ids)
         least, eos = self.sampling.min_tokens, self.ignore_eos
         given = {"stop_token_ids": self.stop_token_ids, "ignore_eos": eos, "min_tokens": least}
         if self.grammar is not None and (names := [name for name in given if given[name]]):
