@@ -200,6 +200,7 @@ class Growth:
             self.lag,
             self.reader.score is not None,
             plan.worth,
+            held.tokens,
         )
         return (yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None))
 

@@ -145,6 +145,8 @@ class ChainRequest:
     is_scored: bool = False
     min_path_prob: float | None = None
     """Least probability of the whole path for one more token on it."""
+    text: Sequence[int] = ()
+    """All tokens of the session, also those that are not read."""
 
     @property
     def sync(self) -> Sync:

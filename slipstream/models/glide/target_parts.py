@@ -43,12 +43,14 @@ class NativeParts(TargetParts):
     """The frozen parts of a target for a draft in native code.
 
     embedding: [V, d]; head_rows: token ids [n] to rows [n, d] of the head, float32; rotary: a
-    number of positions to cos and sin of each [length, head_dim / 2], float32.
+    number of positions to cos and sin of each [length, head_dim / 2], float32; is_tied: the head's
+    rows are known to be the embedding's.
     """
 
     embedding: Weights
     head_rows: Callable[[Array], Array]
     rotary: Callable[[int], tuple[Array, Array]]
+    is_tied: bool = False
 
 
 def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> NativeParts:
@@ -67,6 +69,7 @@ def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> 
         embedding=source.embedding(),
         head_rows=source.head_rows,
         rotary=partial(rotary_tables, source.rotaries[0]),
+        is_tied=source.is_tied,
     )
 
 

@@ -94,6 +94,7 @@ def as_native(parts: TargetParts) -> NativeParts:
         embedding=plain(as_array(parts.embeddings)),
         head_rows=lambda ids: as_float32(as_array(parts.head[as_tensor(ids)])),
         rotary=tables,
+        is_tied=parts.head.data_ptr() == parts.embeddings.data_ptr(),
     )
 
 

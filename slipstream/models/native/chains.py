@@ -17,6 +17,10 @@ from slipstream.models.native.weights import as_float32
 from slipstream.models.scorer import ChainPosition, ChainRequest
 
 _NUM_STATS = 4
+_NUM_NOISY = 256
+"""Tokens whose noise makes them possible draws, outside of the head: each is scored by itself."""
+_NUM_NEWEST = 1024
+"""Newest tokens of a text that are scored where the head lacks them: names come again."""
 
 
 class NativeChains:
@@ -29,6 +33,7 @@ class NativeChains:
         assert isinstance(scorer.backend, NativeGlide), "torch has chains of its own"
         self._scorer, self._draft = scorer, scorer.backend
         self._ids = np.ascontiguousarray(scorer.vocab, np.int64)
+        self._inside = frozenset(self._ids.tolist())
         weights = () if decision is None else decision.weights
         names = ("hidden.weight", "hidden.bias", "stats.weight", "out.weight")
         self._weights = [as_float32(weights[name]) for name in names] if weights else []
@@ -42,13 +47,14 @@ class NativeChains:
         for ask in asks:
             self._scorer.check(ask.sync)
         batch, cross = self._draft.laid_out(self._scorer.steps([ask.sync for ask in asks]))
-        arrays = [_arrays(ask) for ask in asks]
+        arrays = [(*_arrays(ask), self._others(ask)) for ask in asks]
         chains = (ChainState * len(asks))(*map(_chain, asks, arrays))
         stride = max(ask.limit for ask in asks)
         cross.make_outputs(len(asks) * stride)
         count = min(max(ask.num_candidates for ask in asks), len(self._ids))
         rows = np.empty((len(asks), stride, _NUM_STATS + 2 * count), np.float32)
-        ranked = RankedRows(self._ids.ctypes.data, count, rows.ctypes.data)
+        num_noisy = _NUM_NOISY if self._draft.scores_others else 0
+        ranked = RankedRows(self._ids.ctypes.data, count, rows.ctypes.data, num_noisy)
         pool = asks[0].state.cache.pool
         own = (self._decision, chains, stride, ranked)
         self._draft.model.follow(pool, batch, cross, len(asks), *own)
@@ -56,6 +62,12 @@ class NativeChains:
             [_position(row, count, ask.num_candidates) for row in found[: state.length].tolist()]
             for found, ask, state in zip(rows, asks, chains, strict=True)
         ]
+
+    def _others(self, ask: ChainRequest) -> Array:
+        """Return the text's newest tokens that the head lacks."""
+        has_rows = self._draft.scores_others
+        others = {*ask.text[-_NUM_NEWEST:]} - self._inside if has_rows else ()
+        return np.array([*others], np.int64)
 
 
 def _position(row: list[float], count: int, most: int) -> ChainPosition:
@@ -78,11 +90,11 @@ def _arrays(ask: ChainRequest) -> tuple[Array, Array, Array]:
 
 def _chain(ask: ChainRequest, arrays: Sequence[Array]) -> ChainState:
     stop, sampling = ask.stop, ask.sampling
-    points, ends, keys = (own.ctypes.data if len(own) else None for own in arrays)
+    points, ends, keys, others = (own.ctypes.data if len(own) else None for own in arrays)
     return ChainState(
         *(ask.limit, stop.max_depth, ask.lag, ask.is_scored),
         *(stop.number, stop.threshold, stop.fallback, ask.min_path_prob or 0.0),
-        *(points, len(arrays[0]), ends, len(arrays[1]), keys),
+        *(points, len(arrays[0]), ends, len(arrays[1]), others, len(arrays[3]), keys),
         1.0 if sampling.is_greedy else SHARPNESS / sampling.temperature,
         1.0,
     )

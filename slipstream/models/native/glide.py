@@ -49,6 +49,8 @@ class NativeGlide:
     """
 
     buffers = HOST
+    scores_others = False
+    """Whether the embedding's rows score tokens outside of the trimmed head as well."""
 
     def __init__(self, weights: GlideWeights, target: NativeParts, layout: KvLayout) -> None:
         """Copy the weights. Raises `NotNative`."""
@@ -62,6 +64,7 @@ class NativeGlide:
         for index in range(weights.config.num_layers):
             self.model.set_layer(index, _blocks(weights, f"layers.{index}"))
         self.weight_bytes = self.model.weight_bytes
+        self.scores_others = target.is_tied
         self.engine = f"native {self.model.kernels}"
         if weights.blocks is not None:
             self.engine += " Q4_1" if head.kind == Q4_1 else " Q4_1+Q8_0"

@@ -77,7 +77,7 @@ class Matrix(ctypes.Structure):
 class RankedRows(ctypes.Structure):
     """See `RankedRows` in `src/model.h`."""
 
-    _fields_ = (("ids", c_void_p), ("count", c_int64), ("rows", c_void_p))
+    _fields_ = (("ids", c_void_p), ("count", c_int64), ("rows", c_void_p), ("num_noisy", c_int64))
 
 
 class Decision(ctypes.Structure):
@@ -96,7 +96,8 @@ class ChainState(ctypes.Structure):
         *((name, c_int64) for name in ("limit", "max_depth", "lag", "is_scored", "policy")),
         *((name, c_double) for name in ("threshold", "fallback", "min_path_prob")),
         *(("points", c_void_p), ("num_points", c_int64), ("ends", c_void_p), ("num_ends", c_int64)),
-        *(("keys", c_void_p), ("factor", c_float), ("path_prob", c_double), ("length", c_int64)),
+        *(("others", c_void_p), ("num_others", c_int64), ("keys", c_void_p)),
+        *(("factor", c_float), ("path_prob", c_double), ("length", c_int64)),
     )
 
 

@@ -1,5 +1,7 @@
 """Chains that a device or native code follows are those that grow step by step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,13 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import DraftRequest
+from slipstream.models.dtypes import BFLOAT16, FLOAT32
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
-from slipstream.models.glide.load import glide_chains
+from slipstream.models.glide.load import draft_scorer, glide_chains, target_parts
+from slipstream.models.glide.torch_parts import as_native
 from slipstream.models.native import library
+from slipstream.models.native.weights import eight_bits, plain
 from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, skippable
 from support.models import tiny, tiny_eagle, tiny_glide
 from support.models.instruction_sets import available
@@ -173,6 +178,30 @@ def test_each_instruction_set_finds_the_same_chains_to_the_last_bit(temperature,
         found.append(propose(chained, texts, [plan] * 4, [sampling])[0])
     assert all(proposals == found[0] for proposals in found)
     assert max(len(proposal.tree) for proposal in found[0]) > 4
+
+
+@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+@pytest.mark.parametrize("kind", [plain, lambda rows: plain(rows.astype(BFLOAT16)), eight_bits])
+@pytest.mark.parametrize(("temperature", "text"), [(0.0, [*range(61)]), (1.0, [9, 50, 3])])
+def test_tokens_of_the_text_and_the_noisiest_ones_are_ranked_as_by_a_whole_head(
+    kind, temperature, text
+):
+    target = tiny_glide.llama()
+    embedding = kind(20 * target_parts(target).embeddings.numpy())
+    rows, found = embedding.dense(FLOAT32), []
+    parts = replace(as_native(target_parts(target)), embedding=embedding, is_tied=True)
+    parts = replace(parts, head_rows=lambda ids: rows[ids])
+    for size in (40, 61):
+        model = tiny_glide.draft(replace(tiny_glide.config(target), head_size=size))
+        weights = tiny.weights_of(model, torch.arange(61 - size, 61))
+        scorer = draft_scorer(weights, parts, dtype=FLOAT32)
+        feed = TargetKv(Source(target, [text], 0), scorer.layers)
+        draft = LocalDraft(scorer, feed, chains=glide_chains(scorer, 99, None, PROFILE))
+        sampling = SamplingParams(temperature=temperature, seed=3)
+        plan = Plan(4, 30, Shape.CAPE, StopPolicy.FIXED)
+        found.append(propose(draft, [text], [plan], [sampling])[0])
+    assert_same(*found)
+    assert min(found[0][0].tree.tokens) < 21, "the trimmed head lacks it"
 
 
 CUT = [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}]

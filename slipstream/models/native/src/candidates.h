@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "draws.h"
 
@@ -105,20 +106,27 @@ inline int64_t take_best(float* values, float* maxima, int64_t blocks, float* va
 }
 
 inline int64_t rank_blocks(int64_t size) { return (size + kRankBlock - 1) / kRankBlock; }
-// Floats that ranking a row takes besides.
-inline int64_t rank_room(int64_t size) { return rank_blocks(size) * (kRankBlock + 1); }
+// Floats that ranking a row takes besides, with so many tokens outside of the head.
+inline int64_t rank_room(int64_t size, int64_t others) {
+  return (rank_blocks(size) + rank_blocks(others)) * (kRankBlock + 1);
+}
 
-// Writes the row of some logits; without a score, and without numbers where they are no
-// distribution.
-inline void rank_row(const float* logits, int64_t size, const Ranking& by, const RankedRows& out,
-                     float* row, float* values) {
-  const int64_t blocks = rank_blocks(size);
+// Writes the row of some logits [size], and of those of `others`, which follow them; without a
+// score, and without numbers where they are no distribution.
+inline void rank_row(const float* logits, int64_t size, const std::vector<int64_t>& others,
+                     const Ranking& by, const RankedRows& out, float* row, float* values) {
+  const int64_t num_others = static_cast<int64_t>(others.size()), inside = rank_blocks(size);
+  const int64_t blocks = inside + rank_blocks(num_others), first_other = inside * kRankBlock;
   float *maxima = values + blocks * kRankBlock, *tokens = row + slipstream::kRowStats,
         *probs = tokens + out.count;
   std::fill(row, tokens, NAN);
   std::fill_n(tokens, out.count, -1.0f);
   std::fill_n(probs, out.count, 0.0f);
   if (!rank_values(logits, size, by, out.ids, values, maxima)) return;
+  if (!rank_values(logits + size, num_others, by, others.data(), values + first_other,
+                   maxima + inside)) {
+    return;
+  }
   const float best = *std::max_element(maxima, maxima + blocks);
   if (std::isinf(best)) return;
   const Mass mass = mass_of(values, blocks * kRankBlock, best);
@@ -130,7 +138,10 @@ inline void rank_row(const float* logits, int64_t size, const Ranking& by, const
     if (place < 2) row[slipstream::kLogBest + place] = value - best - log_mass;
     if (column < 0) return;
     if (place >= out.count) continue;
-    tokens[place] = static_cast<float>(out.ids == nullptr ? column : out.ids[column]);
+    const int64_t token = column >= first_other ? others[column - first_other]
+                          : out.ids == nullptr  ? column
+                                                : out.ids[column];
+    tokens[place] = static_cast<float>(token);
     probs[place] = std::exp(value - best) / mass.weights;
   }
 }

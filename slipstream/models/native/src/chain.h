@@ -6,6 +6,7 @@
 
 #include "candidates.h"
 #include "decoder.h"
+#include "outside.h"
 
 namespace SLIPSTREAM_ISA {
 
@@ -132,16 +133,22 @@ inline void rank_states(Model& model, const std::vector<int64_t>& sessions, int6
                         const ChainState* chains, int64_t stride, const RankedRows& out) {
   slipstream::Buffers& own = model.buffers;
   const int64_t rows = static_cast<int64_t>(sessions.size()), size = model.head.outputs;
-  const int64_t room = rank_room(size);
+  int64_t most = 0;
+  for (const int64_t session : sessions) most = std::max(most, chains[session].num_others);
+  most += 2 * out.num_noisy;
+  const int64_t width = size + most, room = rank_room(size, most) + width;
   own.logits.resize(rows * size);
   own.ranked.resize(rows * room);
   multiply(*model.team, model.head, own.hidden.data(), rows, own.logits.data());
   const auto rank_one = [&](int64_t row) {
     const ChainState& chain = chains[sessions[row]];
+    float *values = own.ranked.data() + row * room, *logits = values + rank_room(size, most);
+    const std::vector<int64_t> others = outside_tokens(model, chain, depth, out, most);
+    std::copy_n(own.logits.data() + row * size, size, logits);
+    score_rows(model, others, own.hidden.data() + row * model.shape.hidden, logits + size);
     Ranking by{chain.factor, chain.keys != nullptr, {}};
     if (by.is_sampled) by.noise = chain.keys[depth - 1];
-    rank_row(own.logits.data() + row * size, size, by, out,
-             out.row(sessions[row] * stride + depth - 1), own.ranked.data() + row * room);
+    rank_row(logits, size, others, by, out, out.row(sessions[row] * stride + depth - 1), values);
   };
   if (rows == 1) return rank_one(0);  // sooner than the other threads are there
   model.team->run([&](int thread) { model.team->each(thread, rows, rank_one); });

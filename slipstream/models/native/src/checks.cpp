@@ -179,12 +179,19 @@ bool fits_chains(const Model& model, const Cache& cache, const Batch& batch,
     if (!is_within(out.ids[column], model.vocabulary)) return false;
   }
   if (out.ids == nullptr && model.head.outputs > model.vocabulary) return false;
+  const bool has_rows = out.ids != nullptr && model.embedding != nullptr;
+  if (out.num_noisy < 0 || (out.num_noisy > 0 && !has_rows)) return false;
   for (int64_t row = 0; row < batch.kept; ++row) {
     const ChainState& chain = chains[row];
     const int64_t last = chain.limit - 1, seen = batch.num_in_table[row];
     if (last < 0 || chain.limit > stride || chain.points == nullptr || chain.num_points < 2)
       return false;
     if (chain.num_ends < 0 || (chain.num_ends > 0 && chain.ends == nullptr)) return false;
+    if (chain.num_others < 0 || (chain.num_others > 0 && (!has_rows || chain.others == nullptr)))
+      return false;
+    for (int64_t other = 0; other < chain.num_others; ++other) {
+      if (!is_within(chain.others[other], model.vocabulary)) return false;
+    }
     if (batch.first_ancestor[row] != batch.first_ancestor[row + 1]) return false;
     if (last >= positions - batch.positions[row]) return false;
     if (last > batch.block_table_sizes[row] - seen) return false;

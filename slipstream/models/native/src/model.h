@@ -209,12 +209,14 @@ struct Ranking {
 
 // Candidates of rows of logits, `count` of each at most. A row has `kRowStats` numbers, then the
 // tokens of the best, -1 where there are no more, then their probabilities. `ids` are the tokens of
-// the logits; null where they are their places.
+// the logits, ascending; null where they are their places. `num_noisy` tokens with the largest noise
+// are scored besides, by the embedding; 0 where that is not the head.
 enum RowStat { kEntropy, kLogBest, kLogSecond, kScore, kRowStats };
 struct RankedRows {
   const int64_t* ids;
   int64_t count;
   float* rows;
+  int64_t num_noisy;
 
   float* row(int64_t at) const { return rows + at * (kRowStats + 2 * count); }
 };
@@ -234,6 +236,7 @@ enum class Policy : int64_t { kFixed, kSvip, kDecision, kCost };
 
 // The chain of one session: its limits, then what was found. `keys` [limit] are the noise of its
 // positions, null without any; `lag` is the distance of the first one to the newest target key.
+// `others` are tokens outside of the head that are scored besides.
 struct ChainState {
   int64_t limit, max_depth, lag, is_scored;
   Policy policy;
@@ -242,6 +245,8 @@ struct ChainState {
   int64_t num_points;
   const int64_t* ends;  // tokens that nothing follows
   int64_t num_ends;
+  const int64_t* others;
+  int64_t num_others;
   const Noise* keys;
   float factor;
   double path_prob;

@@ -153,9 +153,10 @@ def test_arrays_of_different_lengths_are_refused(name):
 
 
 POINTS, IDS = np.array([0.0, 1.0]), np.arange(4)
+OTHER_IDS = IDS + 1
 
 
-def follow(ids=IDS, stride=2, **changes):
+def follow(ids=IDS, stride=2, num_noisy=1, **changes):
     """A chain of two tokens behind the first of `tokens`."""
     found = np.empty((2, 8), np.float32)
     state = ChainState(limit=2, max_depth=9, factor=1.0, path_prob=1.0, num_points=2)
@@ -164,7 +165,7 @@ def follow(ids=IDS, stride=2, **changes):
         setattr(state, name, changes.pop(name))
     batch, cross = tokens(**changes)
     chains = (ChainState * 1)(state)
-    rows = RankedRows(ids.ctypes.data, 2, found.ctypes.data)
+    rows = RankedRows(ids.ctypes.data, 2, found.ctypes.data, num_noisy)
     pool = KvPool(LAYOUT, 1, scratch_rows=1)
     filled().follow(pool, batch, cross, 1, None, chains, stride, rows)
     return chains[0].length
@@ -186,6 +187,10 @@ CHAINS = {
     "a calibration of one point": {"num_points": 1},
     "ends that are nowhere": {"num_ends": 1},
     "less than no end": {"num_ends": -1},
+    "other tokens that are nowhere": {"num_others": 1},
+    "less than no other token": {"num_others": -1},
+    "another token without an embedding": {"others": OTHER_IDS.ctypes.data, "num_others": 4},
+    "less than no noisy token": {"num_noisy": -1},
 }
 
 
