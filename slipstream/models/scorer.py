@@ -129,7 +129,8 @@ class ChainRequest:
     """Request to hold exactly `tokens` and to follow the best candidates behind them.
 
     Up to `limit` positions of `num_candidates` each; a chain ends behind one of the tokens `ends`,
-    and where `stop` ends it. `lag` is the number of tokens by which the view lags behind.
+    and where `stop` ends it. `lag` is the number of tokens by which the view lags behind. `text` is
+    the whole session, also what is not read.
     """
 
     state: Any
@@ -146,7 +147,6 @@ class ChainRequest:
     min_path_prob: float | None = None
     """Least probability of the whole path for one more token on it."""
     text: Sequence[int] = ()
-    """All tokens of the session, also those that are not read."""
 
     @property
     def sync(self) -> Sync:

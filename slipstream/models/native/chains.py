@@ -17,7 +17,7 @@ from slipstream.models.native.weights import as_float32
 from slipstream.models.scorer import ChainPosition, ChainRequest
 
 _NUM_STATS = 4
-_NUM_NOISY = 256
+_NUM_NOISY = 128
 """Tokens whose noise makes them possible draws, outside of the head: each is scored by itself."""
 _NUM_NEWEST = 1024
 """Newest tokens of a text that are scored where the head lacks them: names come again."""
@@ -47,7 +47,7 @@ class NativeChains:
         for ask in asks:
             self._scorer.check(ask.sync)
         batch, cross = self._draft.laid_out(self._scorer.steps([ask.sync for ask in asks]))
-        arrays = [(*_arrays(ask), self._others(ask)) for ask in asks]
+        arrays = [self._arrays(ask) for ask in asks]
         chains = (ChainState * len(asks))(*map(_chain, asks, arrays))
         stride = max(ask.limit for ask in asks)
         cross.make_outputs(len(asks) * stride)
@@ -63,11 +63,15 @@ class NativeChains:
             for found, ask, state in zip(rows, asks, chains, strict=True)
         ]
 
-    def _others(self, ask: ChainRequest) -> Array:
-        """Return the text's newest tokens that the head lacks."""
-        has_rows = self._draft.scores_others
-        others = {*ask.text[-_NUM_NEWEST:]} - self._inside if has_rows else ()
-        return np.array([*others], np.int64)
+    def _arrays(self, ask: ChainRequest) -> tuple[Array, ...]:
+        """Return a chain's calibration, ends, tokens of its text that the head lacks, and keys of
+        noise, which native code reads."""
+        count, sampling = len(ask.tokens) + ask.state.skipped, ask.sampling
+        places = range(0 if sampling.is_greedy else ask.limit)
+        keys = [draw_keys(sampling, count + place) for place in places]
+        others = {*ask.text[-_NUM_NEWEST:]} - self._inside if self._draft.scores_others else ()
+        ends, tokens = (np.array([*own], np.int64) for own in (ask.ends, others))
+        return np.array(ask.calibration.points), ends, tokens, np.array(keys, np.int32)
 
 
 def _position(row: list[float], count: int, most: int) -> ChainPosition:
@@ -79,22 +83,13 @@ def _position(row: list[float], count: int, most: int) -> ChainPosition:
     return ChainPosition(tuple(tokens), tuple(probs), math.exp(log_best), entropy, decided)
 
 
-def _arrays(ask: ChainRequest) -> tuple[Array, Array, Array]:
-    """Return a chain's calibration, ends and keys of noise, which native code reads."""
-    count, sampling = len(ask.tokens) + ask.state.skipped, ask.sampling
-    places = range(0 if sampling.is_greedy else ask.limit)
-    keys = [draw_keys(sampling, count + place) for place in places]
-    ends = np.array([*ask.ends], np.int64)
-    return np.array(ask.calibration.points), ends, np.array(keys, np.int32)
-
-
 def _chain(ask: ChainRequest, arrays: Sequence[Array]) -> ChainState:
     stop, sampling = ask.stop, ask.sampling
-    points, ends, keys, others = (own.ctypes.data if len(own) else None for own in arrays)
+    points, ends, others, keys = (own.ctypes.data if len(own) else None for own in arrays)
     return ChainState(
         *(ask.limit, stop.max_depth, ask.lag, ask.is_scored),
         *(stop.number, stop.threshold, stop.fallback, ask.min_path_prob or 0.0),
-        *(points, len(arrays[0]), ends, len(arrays[1]), others, len(arrays[3]), keys),
+        *(points, len(arrays[0]), ends, len(arrays[1]), others, len(arrays[2]), keys),
         1.0 if sampling.is_greedy else SHARPNESS / sampling.temperature,
         1.0,
     )

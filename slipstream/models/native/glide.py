@@ -42,7 +42,8 @@ _SMALL = 1 << 16
 
 class NativeGlide:
     """Layers and head of one draft. `weight_bytes` is what its weights take, `engine` names the
-    kernels, and the blocks of weights that were rounded to 4 bits.
+    kernels, and the blocks of weights that were rounded to 4 bits. Where it `scores_others`, rows
+    of the embedding are the head's for tokens outside of the trimmed one.
 
     A token's bits depend on what it sees and the weights alone, not on threads, the processor or
     the tokens beside it.
@@ -50,7 +51,6 @@ class NativeGlide:
 
     buffers = HOST
     scores_others = False
-    """Whether the embedding's rows score tokens outside of the trimmed head as well."""
 
     def __init__(self, weights: GlideWeights, target: NativeParts, layout: KvLayout) -> None:
         """Copy the weights. Raises `NotNative`."""

@@ -186,11 +186,10 @@ def test_each_instruction_set_finds_the_same_chains_to_the_last_bit(temperature,
 def test_tokens_of_the_text_and_the_noisiest_ones_are_ranked_as_by_a_whole_head(
     kind, temperature, text
 ):
-    target = tiny_glide.llama()
+    target, found = tiny_glide.llama(), []
     embedding = kind(20 * target_parts(target).embeddings.numpy())
-    rows, found = embedding.dense(FLOAT32), []
-    parts = replace(as_native(target_parts(target)), embedding=embedding, is_tied=True)
-    parts = replace(parts, head_rows=lambda ids: rows[ids])
+    own = {"embedding": embedding, "head_rows": embedding.dense(FLOAT32).__getitem__}
+    parts = replace(as_native(target_parts(target)), is_tied=True, **own)
     for size in (40, 61):
         model = tiny_glide.draft(replace(tiny_glide.config(target), head_size=size))
         weights = tiny.weights_of(model, torch.arange(61 - size, 61))
@@ -198,8 +197,7 @@ def test_tokens_of_the_text_and_the_noisiest_ones_are_ranked_as_by_a_whole_head(
         feed = TargetKv(Source(target, [text], 0), scorer.layers)
         draft = LocalDraft(scorer, feed, chains=glide_chains(scorer, 99, None, PROFILE))
         sampling = SamplingParams(temperature=temperature, seed=3)
-        plan = Plan(4, 30, Shape.CAPE, StopPolicy.FIXED)
-        found.append(propose(draft, [text], [plan], [sampling])[0])
+        found.append(propose(draft, [text], [Plan(4, 30, Shape.CAPE)], [sampling])[0])
     assert_same(*found)
     assert min(found[0][0].tree.tokens) < 21, "the trimmed head lacks it"
 

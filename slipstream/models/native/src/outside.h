@@ -16,7 +16,7 @@ using slipstream::Kind;
 using slipstream::Model;
 using slipstream::RankedRows;
 
-constexpr size_t kRowsAhead = 4;  // rows that are fetched before they are needed
+constexpr size_t kRowsAhead = 8;  // rows that are fetched before they are needed
 
 // A row of the embedding times a state, both [size]; `room` [size] is for other kinds of rows.
 inline float score_row(Kind kind, const uint8_t* row, const float* state, int size, float* room) {
@@ -65,22 +65,19 @@ inline void score_rows(const Model& model, const std::vector<int64_t>& tokens, c
 // Adds about `count` tokens of the vocabulary, those with the largest noise; small numbers stand for
 // large noise.
 inline void add_noisy(int64_t vocabulary, int64_t count, Noise noise, std::vector<int64_t>& tokens) {
-  constexpr int kBlockTokens = 256;
+  constexpr int kBlockTokens = 32;
   const double share = static_cast<double>(count) / static_cast<double>(vocabulary);
   const uint32_t bound = static_cast<uint32_t>(std::min(share * 0x1p32, 0x1p32 - 1));
-  alignas(64) uint32_t bits[kBlockTokens];
   for (int64_t start = 0; start < vocabulary; start += kBlockTokens) {
+    uint32_t bits[kBlockTokens], least = UINT32_MAX;
     for (int i = 0; i < kBlockTokens; ++i) {
       bits[i] = noise_bits(static_cast<uint32_t>(start + i), noise);
     }
-    const int size = static_cast<int>(std::min<int64_t>(kBlockTokens, vocabulary - start));
-    for (int i = 0; i < size; i += kLanes) {
-      const int end = std::min(size, i + kLanes);
-      bool is_any = false;
-      for (int at = i; at < end; ++at) is_any |= bits[at] < bound;
-      for (int at = i; is_any && at < end; ++at) {
-        if (bits[at] < bound) tokens.push_back(start + at);
-      }
+    for (int i = 0; i < kBlockTokens; ++i) least = std::min(least, bits[i]);
+    if (least >= bound) continue;
+    const int64_t end = std::min(start + kBlockTokens, vocabulary);
+    for (int64_t token = start; token < end; ++token) {
+      if (bits[token - start] < bound) tokens.push_back(token);
     }
   }
 }
