@@ -1,7 +1,7 @@
 """Configuration of the model in a GGUF file, in the terms of transformers' config.json.
 
 Every field under the architecture's name is read, at a value that changes nothing, or refused by
-its name. The tables of this module say what is read of which architecture.
+its name. Tables in gguf.json say what is read of which architecture.
 """
 
 from collections.abc import Mapping
@@ -9,24 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.format.gguf_file import GgufFile
+from slipstream.models.format.gguf_file import TABLES, GgufFile
 from slipstream.models.format.gguf_tokenizer import of_kind, turn_ends
-
-_LAYER_TENSORS: Mapping[str, str] = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
-}
-_POST_NORMS = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,54 +19,33 @@ class GgufFamily:
     further fields and what config.json calls them, `layer_tensors` the names of a layer's tensors.
 
     `in_pairs`: rows of queries and keys that are rotated together are neighbours; `adds_one`:
-    norms are stored with the 1 that the model adds.
+    norms are stored with the 1 that the model adds; `windowed` is the name where layers have
+    windows.
     """
 
     model_type: str
+    layer_tensors: Mapping[str, str]
     numbers: Mapping[str, str] = field(default_factory=dict)
-    layer_tensors: Mapping[str, str] = field(default_factory=lambda: _LAYER_TENSORS)
     in_pairs: bool = False
     adds_one: bool = False
+    windowed: str | None = None
 
 
-_SCALES = {
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "attention.scale": "attention_multiplier",
-    "logit_scale": "logits_scaling",
-}
-FAMILIES: Mapping[str, GgufFamily] = {
-    "llama": GgufFamily("llama", in_pairs=True),
-    "qwen2": GgufFamily("qwen2"),
-    "qwen3": GgufFamily("qwen3"),
-    "smollm3": GgufFamily("smollm3", in_pairs=True),
-    "gemma": GgufFamily("gemma", adds_one=True),
-    "granite": GgufFamily("granite", _SCALES, in_pairs=True),
-    "olmo2": GgufFamily("olmo2", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}),
-    "gemma3": GgufFamily(
-        "gemma3_text", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}, adds_one=True
-    ),
-    "phi3": GgufFamily("phi3", layer_tensors={**_LAYER_TENSORS, **_FUSED}),
-}
+def _family(name: str, own: Mapping[str, Any]) -> GgufFamily:
+    tensors = {**TABLES["layer_tensors"], **own.get("layer_tensors", {})}
+    return GgufFamily(**{"model_type": name, **own, "layer_tensors": tensors})
+
+
+FAMILIES = {name: _family(name, own) for name, own in TABLES["families"].items()}
 """The architectures of files that can be read, by the names that files give them."""
-
 LONG_FACTORS = ("rope_factors_short", "rope_factors_long")
 _ORIGINAL = "original_max_position_embeddings"
-_WINDOWED = {"llama": "mistral", "phi3": "phi3", "gemma3": "gemma3_text"}
-"""Architectures whose layers may have windows, and what transformers calls them then."""
 _PERIOD, _LARGEST = 6, 62
 """Gemma 3: period of layers without a window; layers of the largest model, the one whose
 queries are scaled by other than the size of a head."""
 _SCALING_KINDS = ("none", "linear", "yarn", "longrope")
-_WITHOUT_EFFECT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    **dict.fromkeys(_SCALES, (1.0,)),
-    "rope.scaling.attn_factor": (1.0,),
-    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
-    "rope.scaling.yarn_attn_factor": (1.0,),
-}
-"""Values at which fields that are not read change nothing, beside 0, false and nothing."""
 _UNSET: tuple[object, ...] = (0, False, "", [])
+"""Values at which any field changes nothing."""
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:
@@ -128,7 +91,7 @@ class _Fields:
             key.removeprefix(self._prefix): value
             for key, value in file.fields.items()
             if key.startswith(self._prefix)
-            and key.removeprefix(self._prefix) not in _WITHOUT_EFFECT
+            and key.removeprefix(self._prefix) not in TABLES["no_effect"]
         }
 
     def read(self, name: str, kind: type, *default: Any) -> Any:
@@ -165,7 +128,7 @@ class _Fields:
     def check_all_read(self) -> None:
         """Raise `WeightsError` for a field that was not read and may change an answer."""
         for name, value in self._left.items():
-            if not any(value == it for it in (*_UNSET, *_NEUTRAL.get(name, ()))):
+            if not any(value == it for it in (*_UNSET, *TABLES["neutral"].get(name, ()))):
                 raise self.refused(name, value, f"which is not supported for {self.name}")
 
     def refused(self, name: str, value: object, reason: str) -> WeightsError:
@@ -203,11 +166,11 @@ def _attention(fields: _Fields) -> dict[str, Any]:
         "num_key_value_heads": fields.count("attention.head_count_kv", heads),
         "head_dim": dim,
     }
-    if fields.name not in _WINDOWED:
+    if fields.family.windowed is None:
         return found
     if window := fields.read("attention.sliding_window", int, 0):
         found["sliding_window"] = window
-        found["model_type"] = _WINDOWED[fields.name]
+        found["model_type"] = fields.family.windowed
     return found
 
 
