@@ -118,13 +118,14 @@ _PART = re.compile(r"(.+)-[0-9]{5}-of-([0-9]{5})\.gguf")
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """Return the files that a model is split into, by one of their names, the first one first;
-    of a model in one file that file."""
-    found = _PART.fullmatch(path.name)
+    """Return the files that a model is split into, by one of their names or a link to it, the first
+    one first; of a model in one file that file."""
+    real = path if _PART.fullmatch(path.name) else path.resolve()
+    found = _PART.fullmatch(real.name)
     if found is None:
         return [path]
     pattern = f"{glob.escape(found[1])}-[0-9][0-9][0-9][0-9][0-9]-of-{found[2]}.gguf"
-    return sorted(path.parent.glob(pattern)) or [path]
+    return sorted(real.parent.glob(pattern)) or [path]
 
 
 def is_gguf(path: Path) -> bool:

@@ -251,6 +251,8 @@ def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[
         for cut in range(1, len(piece))
         if piece[:cut] in vocab and piece[cut:] in vocab
     ]
+    if len(found) > 1 and len({score for score, *_ in found}) == 1:
+        raise WeightsError("the tokenizer has the same score for all pieces, so no order of merges")
     return [(one, other) for *_, one, other in sorted(found)]
 
 
@@ -295,5 +297,4 @@ def _chat_template(file: GgufFile) -> str:
 
 def _adds_bos(fields: TokenizerFields) -> bool:
     is_bpe = fields.get("model", str) == "gpt2"
-    adds: bool = fields.get("add_bos_token", bool, _split(fields).bos if is_bpe else True)
-    return adds
+    return bool(fields.get("add_bos_token", bool, _split(fields).bos if is_bpe else True))

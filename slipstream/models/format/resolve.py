@@ -154,7 +154,9 @@ def _local_path(name: str) -> Path | None:
     if path is None:
         return None
     if path.is_file():
-        if path.suffix != ".gguf" and not is_gguf(path):
+        with reading(path):
+            is_model = path.suffix == ".gguf" or is_gguf(path)
+        if not is_model:
             raise WeightsError(f"{path} is a file, but a model is a directory or a .gguf file")
         return path
     if lack := missing_part(path):

@@ -58,7 +58,10 @@ class GgufSource(WeightSource):
         self._is_dense = is_dense
         self.config = read_config(self._file)
         self._family = FAMILIES[self._file.fields["general.architecture"]]
-        self.architecture = self._with_biases(parse(self.config))
+        try:
+            self.architecture = self._with_biases(parse(self.config))
+        except WeightsError as error:
+            raise WeightsError(str(error).replace("config.json", self.name, 1)) from None
         self._zeros = self._missing_biases()
         self.is_tied = self.architecture.is_tied
         check_tensors(self)

@@ -26,6 +26,7 @@ UNREAD = {
     **{f"has a tensor {it}, which is not": {it: np.ones(SMALL)} for it in (*TENSORS, "cls")},
     **{rf"is F32 \[{n}\], but .* \[8\]": {"rope_freqs.weight": np.ones(n)} for n in (4, 33)},
     "of the type 'adapter', not of a model": {"general.type": "adapter"},
+    "has rope.rope_theta of 0.0": {"{family}.rope.freq_base": 0.0},
     "has {family}.rope.scaling.yarn_ext_factor of 0.0": {
         f"{{family}}.rope.scaling.{name}": value for name, value in YARN.items()
     },
@@ -120,6 +121,8 @@ def test_other_architectures_are_named(tmp_path):
 def test_a_split_model_loads_by_any_of_its_parts(given, plain, tmp_path):
     one, other = split(plain[0], tmp_path)
     assert np.array_equal(hidden(model_of((one, other)[given - 1])), plain[1])
+    (link := tmp_path.parent / f"{tmp_path.name}.gguf").symlink_to((one, other)[given - 1])
+    assert np.array_equal(hidden(model_of(link)), plain[1])
     assert np.array_equal(hidden(model_of(tmp_path)), plain[1])
     other.write_bytes(one.read_bytes().replace(b"split.no\x02\0\0\0\0", b"split.no\x02\0\0\0\1"))
     with pytest.raises(WeightsError, match="as a part before it"):

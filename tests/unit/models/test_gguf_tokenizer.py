@@ -143,6 +143,8 @@ def test_pieces_are_merged_by_score_with_bytes_for_the_rest(prefix, text, expect
     roles = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     own = {**fields, **roles, "add_space_prefix": prefix}
     tokenizer = tokenizer_of(tmp_path / "spm.gguf", **own)
+    with pytest.raises(WeightsError, match="same score for all pieces"):
+        tokenizer_of(tmp_path / "odd.gguf", **{**own, "scores": [-1000.0] * len(scores)})
     ids = tokenizer.encode(text, add_special_tokens=True)
     assert [tokenizer.table.token(number) for number in ids] == expected
     assert tokenizer.decode(ids) == text
