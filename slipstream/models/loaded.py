@@ -85,7 +85,7 @@ def sampling_defaults(path: Path) -> dict[str, float]:
     Raises `WeightsError` for a file that can't be read or a value out of range.
     """
     config = generation_config(path)
-    place = f"{_GENERATION if config else _SAMPLING} of {path}"
+    place = f"{_GENERATION if config else _SAMPLING.rstrip('.')} of {path}"
     given = {
         name: it
         for name, it in (config or _gguf_sampling(path)).items()

@@ -63,7 +63,7 @@ class Safetensors:
 
     def require_floats(self, names: Iterable[str]) -> None:
         """Raise `WeightsError` for a tensor of these names in whole numbers, without scales."""
-        for name in self._places.keys() & set(names):
+        for name in sorted(self._places.keys() & set(names)):
             if "F" not in (kind := self._places[name].type):
                 raise WeightsError(f"{name} in {self.folder} is quantised ({kind}), unknown how")
 
