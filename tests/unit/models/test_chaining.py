@@ -192,8 +192,7 @@ def test_tokens_of_the_text_and_the_noisiest_ones_are_ranked_as_by_a_whole_head(
     parts = replace(as_native(target_parts(target)), is_tied=True, **own)
     for size in (40, 61):
         model = tiny_glide.draft(replace(tiny_glide.config(target), head_size=size))
-        weights = tiny.weights_of(model, torch.arange(61 - size, 61))
-        scorer = draft_scorer(weights, parts, dtype=FLOAT32)
+        scorer = draft_scorer(tiny.weights_of(model, torch.arange(61 - size, 61)), parts)
         feed = TargetKv(Source(target, [text], 0), scorer.layers)
         draft = LocalDraft(scorer, feed, chains=glide_chains(scorer, 99, None, PROFILE))
         sampling = SamplingParams(temperature=temperature, seed=3)
