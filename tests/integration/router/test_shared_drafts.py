@@ -9,6 +9,7 @@ from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOpti
 from slipstream.core.policy.options import READING
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Calibration
+from slipstream.core.types import Shape, Verification
 from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.models.format.digests import file_digest
 from slipstream.models.torch.loading import load_target_parts
@@ -23,7 +24,7 @@ FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_t
 PLAIN = SpeculationOptions(mode=Mode.OFF)
 ASKED = {"max_tokens": 200, "sampling": SamplingParams(temperature=0.9, top_p=0.95, seed=11)}
 CERTAIN = Calibration((1.0, 1.0))
-SURE = Profile(stop=StopPolicy.FIXED, step_cost=0.6, row_cost=0.0, calibration=CERTAIN)
+SURE = Profile(Shape.CHAIN, stop=StopPolicy.FIXED, step_cost=0.6, row_cost=0.0, calibration=CERTAIN)
 """A draft that is sure of eight tokens, which cost five plain rounds, and wrong."""
 
 
@@ -118,8 +119,8 @@ async def test_a_request_in_back_off_frees_its_draft_until_it_tries_again(target
     pair = ModelPair(folder.name, "glide", tokens, digests)
     profile.write_text(json.dumps(profile_file(SURE, pair, {})))
     draft = draft_worker(str(weights), folder, profile=profile)
-    asked = {"max_tokens": 600, "stop": ("never",)}  # the router asks for each round
-    asked["sampling"] = SamplingParams(frequency_penalty=2.0, min_tokens=600)
+    asked = {"max_tokens": 700, "sampling": SamplingParams(frequency_penalty=2.0, min_tokens=700)}
+    mcsd = SpeculationOptions(verification=Verification.MCSD)  # rounds of it are not granted
 
     async def use():
         """Running requests, what the draft keeps for them, and the keys that it has read."""
@@ -129,12 +130,12 @@ async def test_a_request_in_back_off_frees_its_draft_until_it_tries_again(target
 
     async with (
         running(target, draft),
-        Relay(target.address, delay_s=0.005) as wire,
+        Relay(target.address, delay_s=0.003) as wire,
         routed([wire.address], [draft]) as client,
     ):
         await client.generate("first", max_tokens=8, speculation=FORCED)
         *_, first = await use()
-        request = asyncio.create_task(client.generate("prompt", **asked))
+        request = asyncio.create_task(client.generate("prompt", speculation=mcsd, **asked))
         *_, left = await fleet.eventually(use, lambda at: at[:2] == (1, 0) and at[2] > first)
         await fleet.eventually(use, lambda at: at[0] == 1 and at[2] > left)
         result = await request
