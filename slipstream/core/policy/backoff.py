@@ -39,8 +39,7 @@ class Backoff:
     """Weight of one round in the running average: small, as a round brings one token or many."""
     TOLERANCE = 0.96
     TRY_SHARE = 0.01
-    """Share of the time until the next try that the last one may have lost. One that paid is
-    followed by another at once."""
+    """Share of the time until the next try that the last one may have lost."""
     NUM_VAIN, FIRST_PAUSE = 2, 4
     """Rounds without a gain, where there never was one, before the first pause, which is short."""
 

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from statistics import median
+from statistics import median_low
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.round import Clock
@@ -20,8 +20,7 @@ _FIRST = (1, 8, 16, 64, 4)
 CROWD = 8
 """Sessions of the one forward at the start that tells what a session adds."""
 _TREE, _PASSES = 16, 8
-"""Rows of most trees, whose forwards are timed as often as that, if there is time: another program
-may use the processor for most of it, and costs are compared with each other."""
+"""Rows of most trees, whose forwards are timed as often as that, and again if there is time."""
 _LEAST = 5
 """Forwards that are timed however long they take: with fewer there is no curve."""
 _GAIN = 0.1
@@ -67,7 +66,7 @@ class CostCurve:
         # A forward of several sessions never takes longer than one for each of them.
         self._session_s = min(float(session_s), own[0])
         self._key_s = 0.0
-        # A forward that another program slowed down takes no longer than a larger one by itself.
+        # A forward takes no longer than a larger one, whatever another program made of it.
         self._start_s = [*accumulate(reversed(own), min)][::-1]
         self._own_factors = [1.0] * len(own)
         self._seconds = self._rising()
@@ -195,12 +194,11 @@ def _fastest(
     for size in agenda:
         if len(seconds) >= _LEAST and clock() - start > limit_s:
             break
-        before_s = timed((1, 1))
-        first_s = min(first_s, before_s)
+        first_s = min(first_s, before_s := timed((1, 1)))
         seconds.setdefault(size, []).append((taken_s := timed(size), taken_s / before_s))
     enough = min(2, *(len(seconds[size]) for size in list(seconds)[:_LEAST]))
     return {
-        size: min(min(each)[0], first_s * median(ratio for _, ratio in each))
+        size: min(min(each)[0], first_s * max(median_low(ratio for _, ratio in each), 1.0))
         for size, each in seconds.items()
         if len(each) >= enough
     }
@@ -212,10 +210,8 @@ def _agenda(tile: int | None, max_rows: int) -> list[tuple[int, int]]:
     steps, rows = (tile, tile + 1, 2 * tile) if tile else (), ladder(tile, max_rows)
     firsts = [count for count in (1, *steps, *_FIRST) if count in rows]
     wanted = [(count, 1) for count in dict.fromkeys((*firsts, *rows))]
-    wanted.insert(_LEAST, (CROWD, CROWD))
-    first, rest = wanted[: _LEAST + 1], wanted[_LEAST + 1 :]
-    trees = [size for size in wanted if size[0] <= _TREE]
-    return [*first * 2, *trees * _PASSES, *rest * 2, *trees * _PASSES]
+    first, trees = [*wanted[:_LEAST], (CROWD, CROWD)], [one for one in wanted if one[0] <= _TREE]
+    return [*first * 2, *trees * _PASSES, *wanted[_LEAST:] * 2, *trees * _PASSES]
 
 
 def ladder(tile: int | None, max_rows: int) -> tuple[int, ...]:

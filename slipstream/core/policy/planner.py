@@ -161,17 +161,15 @@ class Planner:
         if self._use.answers(waited, is_late=round_.proposal.fallback == LATE):
             self._backoff.record(gain, 0.0 if was_open else self._use.opening)
         if self._use.is_open and not was_open:
-            self._ways.opening_s = max(round_.proposing_s - self._read_s, 0.0)
+            self._ways.opening_s = round_.proposing_s
 
     def _record_copies(self, round_: Round, cost: float, *, is_drafted: bool) -> None:
         """Learn what a round of this cost gained by the copies in it."""
-        proposal, num_tokens, own = round_.proposal, len(round_.verdict.tokens), 1.0
+        tree, num_tokens, own = round_.proposal.tree, len(round_.verdict.tokens), 1.0
         if is_drafted:
-            prices, num_copies = self._prices, len(proposal.sources)
-            num_drafted = len(proposal.tree) - num_copies
-            more = prices.round(num_drafted + num_copies) - prices.round(num_drafted)
-            num_own = num_tokens - len(round_.accepted_sources)
-            own = num_own / max(cost - more - prices.waited(self._lookup_s), 1.0)
+            less = self._prices.round(len(tree) - len(round_.proposal.sources))
+            less -= self._prices.round(len(tree)) + self._prices.waited(self._lookup_s)
+            own = (num_tokens - len(round_.accepted_sources)) / max(cost + less, 1.0)
         else:
             self._lookup_s = round_.proposing_s
         self._copies.record(num_tokens / cost / own)
@@ -189,7 +187,6 @@ class Planner:
         first = SAMPLED_COPIES if settings.is_sampled else Backoff.FIRST_GAIN
         self._copies.expect(first / (1 + asked))
         ways.draft_s, ways.asked_s = FORGET * ways.draft_s, FORGET * ways.asked_s
-        ways.opening_s *= FORGET
 
     def _copying(self, limit: int) -> Copying | None:
         copying, mode = self._settings.lookup, self._settings.mode
@@ -238,12 +235,8 @@ class Planner:
     @property
     def _opening_cost(self) -> float:
         """Plain rounds that the draft takes to read the text, as estimated and as measured."""
-        return max(self._prices.waited(self._read_s + self._ways.opening_s), self._use.opening)
-
-    @property
-    def _read_s(self) -> float:
-        """Seconds in which the draft reads the prompt, as estimated."""
-        return READ_SHARE * self._prices.step * self._prompt_s
+        read = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
+        return max(read, self._use.opening, self._prices.waited(self._ways.opening_s))
 
     def _fitting_depth(self, nodes: int) -> int:
         widths = self._settings.widths

@@ -84,19 +84,14 @@ def test_where_drafting_can_not_win_two_rounds_draft_and_a_try_costs_a_hundredth
     assert pauses and all(lost <= 0.01 * pause for pause in pauses)
 
 
-def finished_request(settings, accepted):
-    planner = Planner(settings)
-    for _ in range(200):
-        depth = planner.plan(1000, PREFILL).max_depth
-        planner.record(round_of(chain(depth), verdict_of(min(accepted, depth))))
-    planner.record(round_of(chain(0), verdict_of(0, finish_reason=FinishReason.STOP)))
-
-
 @pytest.mark.parametrize(("accepted", "num_tries"), [(0, 1), (4, 8)])
 def test_a_request_begins_with_what_former_ones_of_its_kind_gained(accepted, num_tries):
     settings = settings_of(Profile(step_cost=0.05, max_depth=4))
-    for _ in range(20):
-        finished_request(settings, accepted)
+    for planner in [Planner(settings) for _ in range(20)]:
+        for _ in range(200):
+            depth = planner.plan(1000, PREFILL).max_depth
+            planner.record(round_of(chain(depth), verdict_of(min(accepted, depth))))
+        planner.record(round_of(chain(0), verdict_of(0, finish_reason=FinishReason.STOP)))
     assert sum(failing_rounds(Planner(settings), 8)) == num_tries
     assert sum(failing_rounds(Planner(replace(settings, is_sampled=True)), 6)) == 2
 
