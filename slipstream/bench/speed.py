@@ -34,11 +34,6 @@ class SpeedPlan(TurnPlan):
     repeats: int = option(1, "Runs over all prompts.", least=1)
     methods: tuple[Method, ...] = ()
 
-    @property
-    def num_replies(self) -> int:
-        """Return the replies of the whole run, warm-up included."""
-        return len(self.methods) * (self.repeats * len(self.questions) + self.warmup)
-
 
 def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Samples:
     """Return every reply of every method. Raises `InvalidRequest` before anything is measured when

@@ -199,7 +199,8 @@ def speed(
     plan = replace(plan, methods=with_plain(parse_methods(methods)), questions=prompts.questions())
     models.check()
     engines = models.engines(*_draft_models(plan.methods))
-    with step_bar(plan.num_replies) as advance:
+    num_replies = len(plan.methods) * (plan.repeats * len(plan.questions) + plan.warmup)
+    with step_bar(num_replies) as advance:
         samples = speeds.run_speed(plan, engines, advance=advance)
     is_invariant = engines.engine.model.numerics == "invariant"
     figures = speeds.compare(plan, samples, is_invariant=is_invariant)

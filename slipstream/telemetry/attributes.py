@@ -21,17 +21,16 @@ CHAT, COMPLETION = "chat", "text_completion"
 _Values = dict[str, Value]
 
 
-def operation_of(generation: Generation) -> str:
-    """Return the operation: messages are a chat, a raw text and token ids are completed."""
+def operation_attributes(generation: Generation, model: str) -> Attributes:
+    """Return attributes of metrics: messages are a chat, a raw text and token ids are completed.
+
+    `model` must be one that exists: metrics keep every value.
+    """
     prompt = generation.prompt
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)  # not checked yet
     is_raw = generation.ask.form.raw or (is_list and are_ids(prompt))
-    return COMPLETION if is_raw else CHAT
-
-
-def operation_attributes(generation: Generation, model: str) -> Attributes:
-    """Return attributes of metrics. `model` must be one that exists: metrics keep every value."""
-    values = {"gen_ai.operation.name": operation_of(generation), "gen_ai.provider.name": PROVIDER}
+    operation = COMPLETION if is_raw else CHAT
+    values = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
     return {**values, "gen_ai.request.model": model} if model else values
 
 

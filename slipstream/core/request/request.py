@@ -226,17 +226,13 @@ def draft_settings(
             raise InvalidRequest("the engine has no draft, so nothing can be asked of one")
         options = SpeculationOptions(mode=Mode.OFF)
         draft = replace(draft, kind="ngram")
-    _check_draft(options, draft)
-    return resolve(options, draft, temperature=temperature)
-
-
-def _check_draft(options: SpeculationOptions, draft: DraftFacts) -> None:
     asked = max(options.max_draft_tokens or 0, len(options.widths or ()))
     if draft.max_lag is not None and asked > draft.max_lag:
         raise InvalidRequest(
             f"{asked} draft tokens are asked for, but the draft was trained for paths of at most"
             f" {draft.max_lag}"
         )
+    return resolve(options, draft, temperature=temperature)
 
 
 def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
