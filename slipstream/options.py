@@ -14,7 +14,7 @@ from operator import ge, gt, le
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, refused_as
 from slipstream.files import path_of
 
 T = TypeVar("T")
@@ -199,11 +199,9 @@ def overlaid(usual: T, values: object, place: str) -> T:
         name: _overlaid(getattr(usual, name), value, kinds[name], f"{name} of {place}")
         for name, value in values.items()
     }
-    try:
+    with refused_as(f"{place} can't be used:"):
         made: T = replace(usual, **given)  # type: ignore[type-var]  # a dataclass
         return made
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{place} can't be used: {error}") from None
 
 
 def _overlaid(usual: Any, value: Any, kind: Any, place: str) -> Any:

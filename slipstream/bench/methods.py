@@ -15,7 +15,7 @@ from slipstream.bench.harness import require_distinct
 from slipstream.client import Client
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination, refused_as
 from slipstream.core.policy.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream.drafting.build import Drafter, DraftModel
@@ -104,12 +104,10 @@ def parse_method(name: str) -> Method:
             )
         return Method(name, base, SpeculationOptions(mode=Mode.OFF))
     _fill(base, values)
-    try:
+    with refused_as(f"method {name!r}:"):
         options = SpeculationOptions(**values)
         kind = "glide" if base == "best" else base
         check_combination(options, kind, has_decision_model=True)
-    except InvalidRequest as error:
-        raise type(error)(f"method {name!r}: {error}") from None
     return Method(name, base, options, model)
 
 
@@ -199,12 +197,9 @@ class MethodEngines:
 
     def load(self, method: Method) -> None:
         """Load the models of a method; raises `ModelError` or `InvalidRequest` where it can't."""
-        try:
-            with self.client(method).session() as session:
-                # Everything about a request is checked when it is made; this one never runs.
-                session.stream((0,), max_tokens=1, speculation=method.options)
-        except InvalidRequest as error:
-            raise type(error)(f"method {method.name!r}: {error}") from None
+        with refused_as(f"method {method.name!r}:"), self.client(method).session() as session:
+            # Everything about a request is checked when it is made; this one never runs.
+            session.stream((0,), max_tokens=1, speculation=method.options)
 
     @cached_property
     def engine(self) -> Engine:

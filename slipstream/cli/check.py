@@ -19,6 +19,7 @@ from slipstream.core.errors import (
     ModelNotFound,
     ServiceError,
     UnsupportedCombination,
+    refused_as,
 )
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState, ServerInfo
@@ -83,10 +84,9 @@ def _verdict(client: Client, router: str, *, is_plain: bool) -> str:
     """
     # Drafting is forced: on an idle machine it may not pay.
     speculation = SpeculationOptions(mode=Mode.OFF if is_plain else Mode.FORCED)
-    try:
+    # The request is ours, so the fault is the router's.
+    with refused_as(f"{router} refuses to be checked:", ServiceError):
         result = client.generate(PROMPT, raw=True, max_tokens=NUM_TOKENS, speculation=speculation)
-    except InvalidRequest as error:  # the request is ours, so the fault is the router's
-        raise ServiceError(f"{router} refuses to be checked: {error}") from None
     came = f"{router} answers with {result.stats.num_output_tokens} tokens of {result.prompt.model}"
     if not result.stats.num_output_tokens:
         raise ServiceError(f"{came}, but some were asked for")

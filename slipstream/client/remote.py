@@ -2,9 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -34,6 +35,8 @@ _LOG = logging.getLogger("slipstream.client")
 _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _UNCLEAR = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 _CUT_WORDS = ("RST_STREAM", "Stream removed")
+_understood = partial(errors.refused_as, "the router's answer can't be read:", errors.InternalError)
+"""Blames the router, not the caller, for an answer that can't be read."""
 
 
 class RemoteBackend:
@@ -198,12 +201,3 @@ def _is_cut(error: grpc.RpcError) -> bool:
     # gRPC has no code of its own for a stream that was reset; neither has what others may mean.
     is_unclear = status.code() in _UNCLEAR and not is_named(error)
     return is_unclear and any(word in (status.details() or "") for word in _CUT_WORDS)
-
-
-@contextmanager
-def _understood() -> Iterator[None]:
-    """Blame the router, not the caller, for an answer that can't be read."""
-    try:
-        yield
-    except errors.InvalidRequest as error:
-        raise errors.InternalError(f"the router's answer can't be read: {error}") from None

@@ -1,6 +1,7 @@
 """Errors that callers can meet. Messages are one sentence: what is wrong, the value, the limit."""
 
 from collections import abc
+from contextlib import contextmanager
 
 FAILED = 1
 """Exit code of a process that failed; another attempt may succeed."""
@@ -147,6 +148,15 @@ class PermissionDenied(AccessError):
 
 class TrainingError(SlipstreamError):
     """Data or settings that can't be trained with."""
+
+
+@contextmanager
+def refused_as(what: str, kind: type[SlipstreamError] | None = None) -> abc.Iterator[None]:
+    """Put `what` before the sentence of an `InvalidRequest`, and raise it as a `kind`, if given."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise (kind or type(error))(f"{what} {error}") from None
 
 
 def check(is_right: bool, name: str, value: object, limit: str) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest, Unauthenticated, check
+from slipstream.core.errors import InvalidRequest, Unauthenticated, check, refused_as
 from slipstream.files import ReloadedFiles, parse_toml, read_text, warn_of_readers
 from slipstream.state.quotas import QuotaLimits
 
@@ -68,19 +68,15 @@ def render(entry: Entry) -> str:
 
 def _entry(name: str, values: Any, path: str) -> Entry:
     place = f"[keys.{name}] of {path}"
-    try:
+    with refused_as(f"in {path}"):
         check_name(name)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"in {path} {error}") from None
     if not isinstance(values, dict):
         raise InvalidRequest(f"{path} has the key {name!r} as a value, but it must be a table")
     for found in values:
         if found not in _KNOWN:
             raise InvalidRequest(f"{place} has {found!r}, but known are {', '.join(_KNOWN)}")
-    try:
+    with refused_as(f"in {place}"):
         limits = QuotaLimits(**{limit: values[limit] for limit in _LIMITS if limit in values})
-    except InvalidRequest as error:
-        raise InvalidRequest(f"in {place} {error}") from None
     return Entry(name, _digest(values.get("sha256"), place), limits, _day(values, place))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.errors import InvalidRequest, TrainingError
+from slipstream.core.errors import TrainingError, refused_as
 from slipstream.files import as_text, json_lines, read_bytes, read_within
 
 MAX_FILE_BYTES = 4 << 30
@@ -227,7 +227,5 @@ def _text_of(raw: Any, where: str) -> tuple[Any, str] | None:
 
 def encoded(prompt: Any, where: str, encode: Encode) -> list[int]:
     """Return the ids of a text; `TrainingError` names where it can't be used."""
-    try:
+    with refused_as(f"{where} can't be used:", TrainingError):
         return list(encode(prompt))
-    except InvalidRequest as error:
-        raise TrainingError(f"{where} can't be used: {error}") from None

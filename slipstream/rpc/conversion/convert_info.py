@@ -1,11 +1,9 @@
 """Descriptions of models, routers, targets and drafts; those of replicas are checked here."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.core.errors import HandshakeError, refused_as
 from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.model_info import ModelInfo
@@ -80,9 +78,9 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         raise HandshakeError(
             f"it has {len(message.stop_token_ids)} stop tokens, above {MAX_STOP_TOKENS}"
         )
-    with _usable("sampling defaults"):
+    with refused_as("its sampling defaults can't be used:", HandshakeError):
         defaults = _defaults_from_pb(message.sampling_defaults)
-    with _usable("tool format"):
+    with refused_as("its tool format can't be used:", HandshakeError):
         tool_format = TOOL_FORMAT.from_pb(message.tool_format)
     return value_from_pb(
         ModelFacts,
@@ -96,21 +94,13 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
     )
 
 
-@contextmanager
-def _usable(name: str) -> Iterator[None]:
-    try:
-        yield
-    except InvalidRequest as error:
-        raise HandshakeError(f"its {name} can't be used: {error}") from None
-
-
 def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
     """Convert facts to check requests with. Raises `HandshakeError` for impossible ones."""
     _check_names(message, "kind", "target_model_id", "dtype")
     if message.kind not in DRAFTERS:
         known = ", ".join(DRAFTERS)
         raise HandshakeError(f"it is a draft of kind {message.kind!r}, but known are {known}")
-    with _usable("profile"):
+    with refused_as("its profile can't be used:", HandshakeError):
         profile = _profile_from_pb(message.profile)
     step_s = message.step_s if 0 < message.step_s < math.inf else None
     return value_from_pb(DraftFacts, message, profile=profile, step_s=step_s)
