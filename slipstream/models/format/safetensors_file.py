@@ -17,7 +17,9 @@ from slipstream.models.format.folder import SHARD_INDEX, WEIGHTS, reading
 
 _PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-_TYPES: Mapping[str, np.dtype[Any]] = {**_PLAIN, "F8_E4M3": FP8}
+_SCALE = np.dtype(ml_dtypes.float8_e8m0fnu)
+"""Type of scales that are powers of two."""
+_TYPES: Mapping[str, np.dtype[Any]] = {**_PLAIN, "F8_E4M3": FP8, "F8_E8M0": _SCALE}
 _WHOLE: Mapping[str, np.dtype[Any]] = {
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),

@@ -7,7 +7,7 @@ are quantised in another way than FP8 by name.
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +135,7 @@ class Checkpoint(WeightSource):
             return found
         scale = as_float32(self._files.tensor(name))
         scale = scale.reshape(*scale.shape, *[1] * (2 - scale.ndim))
-        block = (self.config.get(_QUANTISED[0]) or {}).get("weight_block_size") or (1, 1)
+        block = _block(self.config.get(_QUANTISED[0]) or {})
         for axis, (size, length) in enumerate(zip(found.shape, block, strict=True)):
             if scale.ndim > 2 or scale.shape[axis] not in (1, -(-size // length)):
                 raise WeightsError(
@@ -208,6 +208,14 @@ def is_fp8(folder: Path, config: Mapping[str, Any]) -> bool:
                 " computed here: take the model in bfloat16, in FP8 or as a GGUF file"
             )
     return bool(found)
+
+
+def _block(about: Mapping[str, Any]) -> Sequence[int]:
+    """Return the rows and columns that have a scale in common, as DeepSeek's files or those of
+    compressed-tensors have them; 1 each without blocks."""
+    groups = (about.get("config_groups") or {}).values()
+    own = [(group.get("weights") or {}).get("block_structure") for group in groups]
+    return next(filter(None, [about.get("weight_block_size"), *own]), (1, 1))
 
 
 def _quantisations(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -20,8 +20,10 @@ LOADERS = (load_model, load_target_parts)
 ROW, TENSOR = (1, 10**6), (10**6, 10**6)
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [24, 20]}
 FLOATS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+GROUPS = {"a": {"weights": {"block_structure": [24, 20]}}}
 KINDS = [
     (BLOCKS, (24, 20), "_scale_inv"),
+    ({**FLOATS, "config_groups": GROUPS}, (24, 20), "_scale"),
     ({"quant_method": "fp8"}, TENSOR, "_scale_inv"),
     (FLOATS, ROW, "_scale"),
     ({"quant_method": "fbgemm_fp8"}, ROW, "_scale"),
