@@ -264,10 +264,9 @@ NUMBERINGS = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "fault"), NUMBERINGS)
-def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(
-    ours, theirs, fault, checkpoint
-):
+@pytest.mark.parametrize("case", NUMBERINGS)
+def test_a_draft_whose_ids_are_other_tokens_is_refused_with_the_first(case, checkpoint):
+    ours, theirs, fault = case
     own, other = map(text_tokenizer, [byte_tokenizer(**ours), byte_tokenizer(**theirs)])
     small = replace(load_model(str(checkpoint)), tokenizer=other, model_id="small")
     assert same_numbering(own.table.numbering, other.table.numbering) is (not fault)

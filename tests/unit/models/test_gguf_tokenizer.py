@@ -10,8 +10,7 @@ from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer, turn_en
 from slipstream.models.loading import load_model
 from support.models import tiny_gguf
 
-SMALL = 64
-"""Elements of a hidden state where nothing is computed."""
+SMALL = 64  # elements of a hidden state
 NAMED = ("<|im_end|>", "<|endoftext|>", "<end_of_utterance>")
 ROLES = [({"unknown": 5}, {0}), ({"eot": 7, "eom": 9}, {0, 5, 7, 9})]
 

@@ -107,8 +107,7 @@ def test_of_several_gguf_files_one_must_be_named_and_other_files_are_refused(tmp
     assert gguf_in(tmp_path) == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").write_text("")
     assert "several GGUF files" in missing_part(tmp_path)
-    for name in ("mmproj-a.gguf", "b.gguf"):
-        (tmp_path / name).rename(tmp_path / f"IMATRIX-{name}")
+    (tmp_path / "b.gguf").rename(tmp_path / "IMATRIX-b.gguf")
     assert gguf_in(tmp_path) == tmp_path / "a.gguf"
     (tmp_path / "sha256-0").write_bytes(b"GGUF")
     assert find_local(str(tmp_path / "sha256-0"), settings=settings) == tmp_path / "sha256-0"
