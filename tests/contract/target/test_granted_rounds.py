@@ -272,20 +272,6 @@ async def test_a_session_that_is_taken_over_goes_on_with_its_new_stream_alone(se
     await new.end()
 
 
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        ({"credential": "another"}, StatusCode.PERMISSION_DENIED),
-        ({"incarnation": "that process"}, StatusCode.FAILED_PRECONDITION),
-        ({"protocol_version": 99}, StatusCode.FAILED_PRECONDITION),
-        ({"session_id": "none"}, StatusCode.NOT_FOUND),
-    ],
-)
-async def test_a_draft_that_is_not_that_of_the_session_is_refused(served, stream, said, code):
-    draft = await HandDraft(served, stream, **said).open()
-    assert (await refusal(draft.call.read())).code() is code
-
-
 async def test_a_proposal_that_was_not_requested_ends_the_draft_s_stream_alone(
     served, stream, right
 ):
