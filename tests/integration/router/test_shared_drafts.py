@@ -24,8 +24,8 @@ FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_t
 PLAIN = SpeculationOptions(mode=Mode.OFF)
 ASKED = {"max_tokens": 200, "sampling": SamplingParams(temperature=0.9, top_p=0.95, seed=11)}
 CERTAIN = Calibration((1.0, 1.0))
-SURE = Profile(Shape.CHAIN, stop=StopPolicy.FIXED, step_cost=0.6, row_cost=0.0, calibration=CERTAIN)
-"""A draft that is sure of eight tokens, which cost five plain rounds, and wrong."""
+SURE = Profile(Shape.CHAIN, stop=StopPolicy.FIXED, step_cost=0.3, row_cost=0.0, calibration=CERTAIN)
+"""A draft that is sure of eight tokens, which cost the time of three, and wrong."""
 
 
 @pytest.fixture
