@@ -108,7 +108,7 @@ async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(
         result = await routers.one.generate("hello", max_tokens=5)
         assert not result.stats.continuity.is_kept
         assert result.stats.continuity.num_unkept_tokens == 5
-        with pytest.raises(Unavailable, match="looked up"):
+        with pytest.raises(Unavailable, match="one-that-is-there can't be looked up"):
             await routers.one.session("one-that-is-there").generate("more", max_tokens=5)
         server.go_on()
     async with two(folder, server, store_timeout_s=0.3, store_down="refuse") as routers:

@@ -49,22 +49,18 @@ def draws(
             yield tokens, chance
 
 
-def multi_candidate(
-    p: Distribution, q: Distribution, k: int, *, replacement: bool, updates_q: bool = True
-) -> Distribution:
-    """The distribution of one slot's token under recursive rejection sampling with k candidates.
-    With `updates_q` False, q stays as it is although the draws were without replacement: the
-    mistake that the real thing must not make."""
+def multi_candidate_keeping_q(p: Distribution, q: Distribution, k: int) -> Distribution:
+    """The distribution of one slot's token under recursive rejection sampling with k candidates,
+    where q stays as it is although the draws were without replacement: the mistake that the real
+    thing must not make."""
     out = [Fraction(0)] * len(p)
-    for tokens, chance in draws(q, k, replacement=replacement):
-        left_p, left_q, alive = p, q, chance
+    for tokens, chance in draws(q, k, replacement=False):
+        left_p, alive = p, chance
         for token in tokens:
-            accept = min(Fraction(1), left_p[token] / left_q[token]) if left_q[token] else 1
+            accept = min(Fraction(1), left_p[token] / q[token]) if q[token] else 1
             out[token] += alive * accept
             alive *= 1 - accept
-            left_p = residual(left_p, left_q)
-            if not replacement and updates_q:
-                left_q = without(left_q, token)
+            left_p = residual(left_p, q)
         for token, weight in enumerate(left_p):
             out[token] += alive * weight
     return tuple(out)

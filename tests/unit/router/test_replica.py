@@ -9,12 +9,12 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.server_info import ReplicaState
 from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.protocol import PROTOCOL_VERSION
-from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream_router.replicas.pool import Pool
 from slipstream_router.replicas.probes import DraftProbe
 from slipstream_router.replicas.replica import Heartbeat, Hooks, Replica
-from support.services.background import until
+from support.services.background import serving, until
 
 LIMIT_S = 20
 PATIENT, IMPATIENT = Heartbeat(0.02, 60.0), Heartbeat(0.02, 0.5)
@@ -48,16 +48,14 @@ class Draft(draft_pb2_grpc.DraftServiceServicer):
 
 @asynccontextmanager
 async def served(draft, address="127.0.0.1:0"):
-    """The draft behind a server: the server, and its address."""
+    """The address of the draft behind a server."""
     register = draft_pb2_grpc.add_DraftServiceServicer_to_server
     services = {DraftProbe.service: lambda server: register(draft, server)}
-    server = Server(ServerOptions(address), services)
-    port = await server.start()
-    try:
-        yield server, f"127.0.0.1:{port}"
-    finally:
-        draft.speaks.set()
-        await server.stop(0)
+    async with serving(services, ServerOptions(address)) as served_at:
+        try:
+            yield served_at
+        finally:
+            draft.speaks.set()
 
 
 dial = Dialer(ChannelOptions())
@@ -87,7 +85,7 @@ async def asked_again(draft):
 
 async def test_a_silent_replica_is_lost_while_its_connection_stands_and_back_when_it_answers():
     draft = Draft()
-    async with served(draft) as (_, address), followed(address, IMPATIENT) as (replica, _):
+    async with served(draft) as address, followed(address, IMPATIENT) as (replica, _):
         before = replica.epoch
         draft.speaks.clear()
         assert (
@@ -104,7 +102,7 @@ async def test_a_silent_replica_is_lost_while_its_connection_stands_and_back_whe
 
 async def test_another_process_at_the_address_is_another_epoch_without_a_past():
     async with AsyncExitStack() as first_life:
-        _, address = await first_life.enter_async_context(served(Draft("one")))
+        address = await first_life.enter_async_context(served(Draft("one")))
         async with followed(address) as (replica, forgotten):
             before = replica.epoch
             assert (replica.info.incarnation, replica.info.dtype) == ("one", "float32")
@@ -121,7 +119,7 @@ async def test_another_process_at_the_address_is_another_epoch_without_a_past():
 async def test_requests_of_other_routers_count_and_own_ones_at_once():
     draft = Draft()
     draft.num_sessions = 5
-    async with served(draft) as (_, address), followed(address) as (replica, _):
+    async with served(draft) as address, followed(address) as (replica, _):
         assert replica.num_busy == 5
         with replica.used(), replica.used():
             assert replica.num_busy == 7  # they began after it was asked
@@ -154,7 +152,7 @@ class Listing:
 
 async def test_who_runs_on_a_replica_that_is_not_listed_any_more_still_hears_of_its_loss():
     draft = Draft()
-    async with served(draft) as (_, address):
+    async with served(draft) as address:
         source = Listing(address)
         pool = Pool(source, DraftProbe(), dial, heartbeat=IMPATIENT, hooks=Hooks())
         running = asyncio.get_running_loop().create_task(pool.run())

@@ -1,14 +1,14 @@
 """Laws of connections that age: nothing that runs is cut off, and callers look names up again."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
+from support.services.background import serving
 
 NAME = "slipstream.rpc.v1.DraftService"
 LIMIT_S = 30
@@ -28,19 +28,12 @@ class Named(draft_pb2_grpc.DraftServiceServicer):
             yield draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
 
 
-@asynccontextmanager
-async def serving(name, address="127.0.0.1:0", *, age_s=1.0, age_grace_s=60.0, **options):
-    """A service whose connections age; its port. More `options` are those of `ServerOptions`."""
+def aging(name, *, age_s=1.0, age_grace_s=60.0, **options):
+    """The address of a service whose connections age; `options` are more of `ServerOptions`."""
     options |= {"max_connection_age_s": age_s, "max_connection_age_grace_s": age_grace_s}
-    options = ServerOptions(address, grace_s=0.1, **options)
-    servicer = Named(name)
     register = draft_pb2_grpc.add_DraftServiceServicer_to_server
-    server = Server(options, {NAME: lambda at: register(servicer, at)})
-    port = await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop(0)
+    services = {NAME: lambda server: register(Named(name), server)}
+    return serving(services, ServerOptions(grace_s=0.1, **options))
 
 
 async def asked(call):
@@ -60,7 +53,7 @@ async def until_aged(channel):
 
 
 async def test_a_stream_that_is_older_than_its_connection_may_get_ends_as_if_nothing_was():
-    async with serving("old") as port, connect(f"127.0.0.1:{port}", ChannelOptions()) as channel:
+    async with aging("old") as address, connect(address, ChannelOptions()) as channel:
         stub = draft_pb2_grpc.DraftServiceStub(channel)
         call = stub.Speculate()
         await asked(call)
@@ -74,8 +67,8 @@ async def test_a_stream_that_is_older_than_its_connection_may_get_ends_as_if_not
 
 async def test_a_stream_that_outlasts_the_grace_is_cut_off():
     async with (
-        serving("old", age_grace_s=0.2) as port,
-        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
+        aging("old", age_grace_s=0.2) as address,
+        connect(address, ChannelOptions()) as channel,
     ):
         call = draft_pb2_grpc.DraftServiceStub(channel).Speculate()
         await asked(call)
@@ -85,9 +78,9 @@ async def test_a_stream_that_outlasts_the_grace_is_cut_off():
 
 async def test_a_connection_without_a_call_is_closed_and_one_with_a_call_is_not_idle():
     async with (
-        serving("busy", age_s=0, max_connection_idle_s=1.0) as port,
-        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
-        connect(f"127.0.0.1:{port}", ChannelOptions()) as other,
+        aging("busy", age_s=0, max_connection_idle_s=1.0) as address,
+        connect(address, ChannelOptions()) as channel,
+        connect(address, ChannelOptions()) as other,
     ):
         call, idle = (draft_pb2_grpc.DraftServiceStub(at) for at in (channel, other))
         call = call.Speculate()
@@ -101,8 +94,8 @@ async def test_a_connection_without_a_call_is_closed_and_one_with_a_call_is_not_
 
 
 async def test_one_connection_too_many_is_closed_and_room_is_given_back():
-    async with serving("full", age_s=0, max_connections=1) as port:
-        one, another = (connect(f"127.0.0.1:{port}", ChannelOptions()) for _ in range(2))
+    async with aging("full", age_s=0, max_connections=1) as address:
+        one, another = (connect(address, ChannelOptions()) for _ in range(2))
         assert await who_answers(draft_pb2_grpc.DraftServiceStub(one)) == "full"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await who_answers(draft_pb2_grpc.DraftServiceStub(another))

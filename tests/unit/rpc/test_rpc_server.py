@@ -15,6 +15,7 @@ from slipstream.rpc.server import MAX_METADATA_BYTES, Server, ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 from support.network.ports import free_port
+from support.network.streams import refusal
 
 NAME = "slipstream.rpc.v1.DraftService"
 
@@ -64,20 +65,9 @@ def speculate(channel, *messages):
     return draft_pb2_grpc.DraftServiceStub(channel).Speculate(iter(messages))
 
 
-async def failure(call):
-    """The status that a call, or a stream of answers, ends with."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        if hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
-        else:
-            await call
-    return caught.value
-
-
 async def test_an_error_without_a_name_is_shown_by_its_code_and_bugs_stay_inside(caplog):
     async with serving(Failing(RuntimeError("a secret of the inside"))) as (_, channel):
-        error = error_from(await failure(describe(channel)))
+        error = error_from(await refusal(describe(channel)))
     assert type(error) is errors.InternalError
     assert "secret" not in str(error)
     assert "a secret of the inside" in caplog.text
@@ -117,7 +107,7 @@ async def test_a_plaintext_port_serves_health_and_nothing_else():
         await server.set_serving(False)
         waits = await stub.Check(health_pb2.HealthCheckRequest())
         lives = await stub.Check(health_pb2.HealthCheckRequest(service="live"))
-        refused = await failure(describe(channel))
+        refused = await refusal(describe(channel))
     assert (answer.status, waits.status) == (STATUS.SERVING, STATUS.NOT_SERVING)
     assert lives.status == STATUS.SERVING
     assert refused.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -147,8 +137,8 @@ async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
     large = draft_pb2.SpeculateRequest(propose=draft_pb2.Propose())
     large.propose.delta.tokens.extend(range(4096))
     async with serving(Failing(errors.NotBuilt("no")), max_message_bytes=1024) as (_, channel):
-        told = error_from(await failure(speculate(channel, large)))
-        after = await failure(describe(channel))
+        told = error_from(await refusal(speculate(channel, large).read()))
+        after = await refusal(describe(channel))
     assert type(told) is errors.RequestTooLarge
     assert re.fullmatch(r"the request is a message of \d+ bytes, but the limit is 1024", str(told))
     assert after.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -159,7 +149,7 @@ async def test_metadata_above_the_limit_is_refused_and_the_server_goes_on():
         codes = []
         for size in (MAX_METADATA_BYTES, MAX_METADATA_BYTES // 2):
             told = (("x-told", "a" * size),)
-            codes.append((await failure(describe(channel, metadata=told))).code())
+            codes.append((await refusal(describe(channel, metadata=told))).code())
     assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED]
 
 
@@ -173,7 +163,7 @@ async def test_calls_above_the_limit_of_a_connection_wait_at_the_caller():
         first = describe(one)
         async with asyncio.timeout(20):
             await servicer.entered.wait()
-        late = await failure(health_pb2_grpc.HealthStub(one).Check(check, timeout=0.3))
+        late = await refusal(health_pb2_grpc.HealthStub(one).Check(check, timeout=0.3))
         other = await health_pb2_grpc.HealthStub(two).Check(check)
         servicer.may_go.set()
         assert (await first).kind == "slow"
@@ -184,7 +174,9 @@ async def test_calls_above_the_limit_of_a_connection_wait_at_the_caller():
 @pytest.mark.parametrize("method", ["DescribeDraft", "Speculate"])
 async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
     async with serving(Failing(errors.NotBuilt("no"))) as (_, channel):
-        refused = await failure(channel.stream_stream(f"/{NAME}/{method}")(iter([b"\xff\xff\xff"])))
+        refused = await refusal(
+            channel.stream_stream(f"/{NAME}/{method}")(iter([b"\xff\xff\xff"])).read()
+        )
     assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "3 bytes" in refused.details()
 
@@ -199,7 +191,7 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
 )
 async def test_a_client_that_is_refused_for_now_gets_a_retry_time(error, wait_ms, wait_s):
     async with serving(Failing(error)) as (_, channel):
-        refused = await failure(describe(channel))
+        refused = await refusal(describe(channel))
     assert ("grpc-retry-pushback-ms", wait_ms) in tuple(refused.trailing_metadata())
     assert getattr(error_from(refused), "retry_after_s", None) == wait_s
 

@@ -29,11 +29,6 @@ ASKED = Generation("hello", Ask(request_id="r1"))
 IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
 
 
-class NoProgress:
-    async def acquire(self, claim):
-        raise errors.Unavailable("the store does not answer")
-
-
 def claims(store=None, **rules):
     store = store or MemoryStore(Bounds(), lambda: 1000.0, next_fence=count(1).__next__)
     return SessionLeases(store, KeepRules(**rules), next_fence=lambda: 7)
@@ -125,14 +120,6 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
     record = (await keeper.acquired(door.acquire(other, "", "m"))).record
     assert (record.tokens, record.target, record.draft) == ((1, 2, 3), "t", "d")
     assert (await door.acquire(replace(other), "", "m")).journal is not None
-
-
-async def test_a_session_that_goes_on_needs_the_store():
-    asked = replace(ASKED, session=SessionRef("chat"))
-    with pytest.raises(errors.Unavailable, match="session chat can't be looked up"):
-        await claims(NoProgress()).acquire(asked, "", "m")
-    with pytest.raises(errors.SessionNotFound):
-        await claims().acquire(asked, "", "m")
 
 
 async def test_tokens_that_were_not_kept_are_made_again_only_where_they_come_out_the_same():
