@@ -134,7 +134,6 @@ async def test_a_request_that_is_cancelled_while_it_is_let_in_is_given_back():
     "other",
     [
         replace(NAMED, session=SessionRef("one", create=True)),
-        replace(NAMED, session=SessionRef("two", create=True)),
         replace(NAMED, prompt="other"),
         replace(NAMED, ask=replace(NAMED.ask, max_tokens=5)),
     ],

@@ -28,7 +28,6 @@ def chat(num_messages):
 
 def repeated(data, times=1000):
     """Bytes as often as said, as the chat of a prompt."""
-    prompt(text="").generation.prompt.ClearField("text")
     inner = len(data) * times
     assert inner < 1 << 14
     for number in (2, 3, 1):  # chat, prompt, generation

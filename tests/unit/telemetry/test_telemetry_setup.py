@@ -20,7 +20,7 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.setup import Process, telemetry
-from slipstream.telemetry.spans import Carrier, carried
+from slipstream.telemetry.spans import Carrier
 from slipstream_draft.config import DraftConfig
 from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
@@ -97,17 +97,6 @@ def test_spans_are_in_the_file_when_a_process_ends_however_often_it_begins(tmp_p
     assert about["service.name"] == {"stringValue": "slipstream-router"}
     assert about["service.version"] == {"stringValue": "1.2.3"}
     assert about["service.instance.id"] == {"stringValue": f"{socket.gethostname()}-17"}
-
-
-@pytest.mark.parametrize(("ratio", "parent", "is_traced"), [(0, SAMPLED, True), (0, None, False)])
-def test_callers_decide_what_is_traced_and_else_the_ratio(tmp_path, ratio, parent, is_traced):
-    config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=ratio)
-    with telemetry(config, ROUTER) as listening:
-        span = RequestSpan(listening, "request", parent, {})
-        assert span.is_traced == is_traced
-        assert (carried(span.span) is not None) == is_traced
-        span.end()
-    assert len(spans_of(tmp_path)) == is_traced
 
 
 def page(port):

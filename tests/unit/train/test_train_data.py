@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.core.errors import InvalidRequest, TrainingError
+from slipstream.core.errors import TrainingError
 from slipstream.train.data import Document, ReadLimits, batches, read_data, split_heldout
 
 LIMITS = ReadLimits(vocab_size=50, max_tokens=8)
@@ -69,15 +69,6 @@ def test_a_line_that_cannot_be_used_is_named(tmp_path, line):
     path = write(tmp_path / "a.jsonl", {"p": [1], "g": [2]}, line)
     with pytest.raises(TrainingError, match="line 2"):
         read_data(path, LIMITS, encode=encode)
-
-
-def test_a_prompt_that_can_not_be_encoded_is_named(tmp_path):
-    def refuse(text):
-        raise InvalidRequest("the prompt is empty")
-
-    path = write(tmp_path / "a.jsonl", {"p": [1], "g": [2]}, {"prompt": " "})
-    with pytest.raises(TrainingError, match="line 2 can't be used: the prompt is empty"):
-        read_data(path, LIMITS, encode=refuse)
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "broken.jsonl.gz"])
