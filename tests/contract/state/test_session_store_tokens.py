@@ -57,7 +57,6 @@ async def test_nothing_comes_after_the_end(store):
 @pytest.mark.parametrize(
     ("update", "error"),
     [
-        (SessionUpdate(0, (1,) * 1001), errors.CapacityError),
         (SessionUpdate(1000, (1,)), errors.CapacityError),
         (SessionUpdate(0, (1,), ending="é" * 51), errors.CapacityError),
         (SessionUpdate(0, (1,), Opening(1, "x" * 101, "")), errors.CapacityError),

@@ -58,7 +58,7 @@ async def test_an_owner_with_an_equal_share_loses_nothing_that_is_parked_to_one_
     await leases.clear()
 
 
-async def test_places_are_taken_from_the_owner_with_most_sessions_that_has_some_parked(engine):
+async def test_places_are_those_of_parked_sessions_and_first_of_the_owner_with_most(engine):
     leases = engine.leases(max_sessions=4)
     await leases.park(await leases.open("b", 1, "bob"), ttl_s=60)
     for number in range(5):
@@ -67,21 +67,13 @@ async def test_places_are_taken_from_the_owner_with_most_sessions_that_has_some_
     for number in range(4):
         await leases.open(f"running{number}", 1, "ann")
     assert engine.freed == ["a0", "a1", "a2", "a3", "a4", "b"]
+    with pytest.raises(CapacityError, match="4 sessions"):
+        await leases.open("none is parked", 1, "bob")
 
 
 async def test_an_owner_of_too_many_characters_is_refused(engine):
     with pytest.raises(InvalidRequest, match="has 65 characters, but at most 64 fit"):
         await engine.leases().open("a", 1, "x" * 65)
-
-
-async def test_a_new_session_takes_the_place_of_a_parked_one_but_never_of_a_running_one(engine):
-    leases = engine.leases(max_sessions=2)
-    await leases.park(await leases.open("a", 1), ttl_s=60)
-    await leases.open("b", 1)
-    await leases.open("c", 1)
-    assert engine.freed == ["a"]
-    with pytest.raises(CapacityError, match="2 sessions"):
-        await leases.open("d", 1)
 
 
 async def test_a_parked_session_is_freed_when_its_time_is_up(engine):

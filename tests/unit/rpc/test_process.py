@@ -70,7 +70,6 @@ IN_ENGINES = [
 AGES = [
     ({"max_connections": -1}, "max_connections is -1, but must be 0 for no limit"),
     ({"max_connection_idle_s": 0.5}, "max_connection_idle_s is 0.5, but must be 0 for never"),
-    ({"max_connection_age_s": -1}, "max_connection_age_s is -1"),
     ({"max_connection_age_s": 0.5}, "must be 0 for never, or 1 to"),
     ({"max_connection_age_s": 1e9}, "max_connection_age_s is 1000000000.0"),
     ({"max_connection_age_s": float("nan")}, "max_connection_age_s is nan"),

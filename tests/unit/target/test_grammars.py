@@ -166,7 +166,6 @@ def test_every_text_by_a_schema_is_valid_and_ends_by_itself(made, number):
         (schema("{"), "EOF"),
         (schema("[]"), "object"),
         (schema({"not": {"type": "string"}}), "Unimplemented keys"),
-        (schema({"type": "array", "uniqueItems": True}), "Unimplemented keys"),
         (schema({"not": {}, "x-guidance": {"lenient": True}}), "Unimplemented keys"),
         (schema({"type": "banana\x07\x1b[31m"}), "Invalid type"),
         (schema({"type": "integer", "minimum": 5, "maximum": 1}), "minimum"),

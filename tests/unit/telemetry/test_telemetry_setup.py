@@ -41,7 +41,6 @@ BAD = [
     ({"traces": ("otlp", "otlp")}, "traces has otlp twice"),
     ({"metrics_address": "::1:80"}, "metrics_address is '::1:80', but must be HOST:PORT"),
     ({"metrics_address": "9464"}, "metrics_address is '9464', but must be HOST:PORT"),
-    ({"metrics_address": ":9464"}, "must be HOST:PORT"),
     ({"metrics_address": "host:65536"}, "must be HOST:PORT"),
     ({"metrics_address": "host:-1"}, "must be HOST:PORT"),
 ]
