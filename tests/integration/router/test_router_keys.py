@@ -39,16 +39,6 @@ async def two(served, key_file, **config):
         yield alice, bob
 
 
-async def refusal_of(address, token):
-    """A refused request as gRPC has it."""
-    async with stub_of(address) as stub:
-        few = pb.StoppingCriteria(max_new_tokens=3)
-        asked = pb.Generation(prompt=pb.Prompt(text="x"), stopping=few)
-        shown = (("authorization", f"Bearer {token}"),)
-        request = pb.GenerateRequest(generation=asked)
-        return await refusal(stub.Generate(request, metadata=shown))
-
-
 async def test_a_client_at_its_concurrency_limit_gets_a_retry_time(served, keys):
     async with two(served, keys(max_concurrent=1)) as (alice, bob):
         async with aclosing(alice.stream("hello", max_tokens=3000)) as running:
@@ -56,7 +46,10 @@ async def test_a_client_at_its_concurrency_limit_gets_a_retry_time(served, keys)
             with pytest.raises(LimitExceeded, match="'alice' may have 1 requests running") as told:
                 await alice.generate("hello", max_tokens=3)
             assert told.value.retry_after_s == 1
-            refused = await refusal_of(alice.address, ALICE)
+            shown = (("authorization", f"Bearer {ALICE}"),)
+            asked = pb.GenerateRequest(generation={"prompt": {"text": "x"}})
+            async with stub_of(alice.address) as stub:
+                refused = await refusal(stub.Generate(asked, metadata=shown))
             assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
             assert (await bob.generate("hello", max_tokens=3)).token_ids
