@@ -32,10 +32,6 @@ def control(ids):
     return [token for token in ids if token < len(SPECIAL)]
 
 
-def num_bytes(text):
-    return len(text.encode())
-
-
 def test_a_raw_prompt_has_control_tokens_where_it_asks_for_them(client):
     assert control(client.tokenize(ATTACK, raw=True)) == []
     meant = {"raw": True, "allow_special_tokens": True}
@@ -49,7 +45,7 @@ def test_a_raw_prompt_has_control_tokens_where_it_asks_for_them(client):
 
 
 def test_over_http_a_chat_is_text_and_a_completion_says_what_it_means(router):
-    text = num_bytes(ATTACK)
+    text = len(ATTACK.encode())
     special = byte_tokenizer().encode(ATTACK)
     with fronted(router) as url, client_of(url) as client:
         said = chat(client, [{"role": "user", "content": ATTACK}], max_tokens=2)

@@ -51,7 +51,6 @@ REFUSALS = [
     (speculating(widths=[1] * 5000), INVALID, "widths has 5000 depths"),
     (generation(session={"session_id": "never-begun"}), CODE.NOT_FOUND, "no session never-begun"),
     (generation(stopping={"stop": ["x"] * 17}), INVALID, "stop has 17 strings"),
-    (generation(stopping={"max_new_tokens": 0}), INVALID, "max_tokens is 0"),
     (generation(sampling={"logit_bias": {n: 1.0 for n in range(1025)}}), INVALID, "up to 1024"),
     (generation(sampling={"logit_bias": {259: 1.0}}), INVALID, "logit_bias has token id 259"),
     (generation(sampling={"temperature": -1}), INVALID, "temperature is -1"),

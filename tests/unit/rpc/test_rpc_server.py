@@ -61,10 +61,6 @@ def describe(channel, **options):
     return stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), **options)
 
 
-def speculate(channel, *messages):
-    return draft_pb2_grpc.DraftServiceStub(channel).Speculate(iter(messages))
-
-
 async def test_an_error_without_a_name_is_shown_by_its_code_and_bugs_stay_inside(caplog):
     async with serving(Failing(RuntimeError("a secret of the inside"))) as (_, channel):
         error = error_from(await refusal(describe(channel)))
@@ -137,7 +133,8 @@ async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
     large = draft_pb2.SpeculateRequest(propose=draft_pb2.Propose())
     large.propose.delta.tokens.extend(range(4096))
     async with serving(Failing(errors.NotBuilt("no")), max_message_bytes=1024) as (_, channel):
-        told = error_from(await refusal(speculate(channel, large).read()))
+        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate(iter([large]))
+        told = error_from(await refusal(call.read()))
         after = await refusal(describe(channel))
     assert type(told) is errors.RequestTooLarge
     assert re.fullmatch(r"the request is a message of \d+ bytes, but the limit is 1024", str(told))
