@@ -5,7 +5,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError, Unavailable
@@ -128,30 +127,20 @@ class ProposalStream:
         if self._error is not None:
             raise self._error
 
-    @asynccontextmanager
-    async def reading(
-        self, messages: AsyncIterator[target_pb2.StreamKvRequest]
-    ) -> AsyncIterator[None]:
-        """Read proposals meanwhile."""
-        reader = asyncio.get_running_loop().create_task(self._read(messages))
-        try:
-            yield
-        finally:
-            reader.cancel()
-
-    def close(self) -> None:
-        """Have it propose no more. Again is fine."""
-        self._is_closed = True
-        if self._due is not None and not self._due.done():
-            self._due.set_result(None)
-
-    async def _read(self, messages: AsyncIterator[target_pb2.StreamKvRequest]) -> None:
+    async def read(self, messages: AsyncIterator[target_pb2.StreamKvRequest]) -> None:
+        """Take proposals as they come, until one was not requested."""
         async for message in messages:
             if not message.HasField("proposed") or self._due is None or self._due.done():
                 self._error = InvalidRequest("a proposal was sent that was not requested")
                 self._on_request()
                 return
             self._due.set_result(message.proposed)
+
+    def close(self) -> None:
+        """Have it propose no more. Again is fine."""
+        self._is_closed = True
+        if self._due is not None and not self._due.done():
+            self._due.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)

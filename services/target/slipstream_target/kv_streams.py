@@ -17,6 +17,7 @@ from slipstream.core.errors import (
     SessionNotFound,
     SessionOutOfSync,
 )
+from slipstream.core.inline import beside
 from slipstream.engine.thread import EngineThread
 from slipstream.models.kv.cache import view_layout
 from slipstream.rpc.kv import (
@@ -104,7 +105,7 @@ class KvStreams:
         source = KvStreamSource(request.session_id, self._incarnation)
         self.num_open += 1
         try:
-            async with session.reader() as reader, reader.proposals.reading(messages):
+            async with session.reader() as reader, beside(reader.proposals.read(messages)):
                 if request.proposes:
                     session.granted.propose_by(reader.proposals)
                 stream = _KvStream(source, form, session, reader, write, on_sent)

@@ -68,7 +68,8 @@ def generation_from_pb(message: pb.Generation) -> Generation:
 
 
 def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
-    """Convert parameters. What is unset takes the default; 0 is a value like any other."""
+    """Convert parameters. What is unset takes the default. 0 is a value like any
+    other, but for `max_new_tokens`, where it is no limit."""
     stopping = message.stopping
     is_bounded = stopping.HasField("max_new_tokens")
     return value_from_pb(
