@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable, check
 from slipstream.core.inline import before, beside
-from slipstream.options import check_bounds, option
+from slipstream.options import Bounded, check_bounds, option
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import CallLimits, Calls, ErrorsToStatuses
 from slipstream.rpc.security import Callers, ServerTls
@@ -39,28 +39,42 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Options of a server. `health_address` is a plaintext port that serves health alone."""
+class ListenOptions(Bounded):
+    """Address where a service listens, and the limits there."""
 
-    address: str = "127.0.0.1:0"
-    max_message_bytes: int = option(4 << 20, "Largest message, in bytes.", least=1024)
-    max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open.", least=1)
+    address: str = option("127.0.0.1:0", "Address to listen on.")
+    max_message_bytes: int = option(4 << 20, "Largest message accepted, in bytes.", least=1024)
+    grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.", least=0)
+    health_address: str | None = option(None, "A plaintext port that serves health alone.")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(ListenOptions):
+    """Options of a server: what it serves, for whom, and on how many connections."""
+
+    max_streams: int = option(
+        MAX_STREAMS, "Calls that one connection may have open at once.", least=1
+    )
     """More of them wait on the caller's side."""
-    max_connections: int = 0
-    """Connections at once; one more is closed as it comes. 0 for no limit."""
-    grace_s: float = option(30.0, "Time for calls to end when the server is to stop.", least=0)
-    max_connection_idle_s: float = 0.0
-    """A connection without a call for so long is closed, and its caller dials anew. 0 for never."""
-    max_connection_age_s: float = 0.0
-    """Age from which on a connection takes no new calls: its client resolves addresses again and
-    dials anew, so that later servers get their share. 0 for never."""
+    max_connections: int = option(
+        1000, "Connections at once; further ones are closed. 0 for no limit."
+    )
+    max_connection_idle_s: float = option(
+        300.0, "Seconds without a call after which a connection is closed; 0 for never."
+    )
+    max_connection_age_s: float = option(
+        300.0,
+        "Seconds after which callers must dial anew, so that they find new routers; 0 for never.",
+    )
     max_connection_age_grace_s: float = option(
-        3600.0, "Longest time for calls on such a connection to end.", least=0, most=MAX_AGE_S
+        3600.0,
+        "Longest time for requests on a connection of that age; more than any request takes.",
+        least=0,
+        most=MAX_AGE_S,
     )
     limits: CallLimits = field(default_factory=CallLimits)
     tls: ServerTls | None = None
     callers: Callers = field(default_factory=Callers)
-    health_address: str | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self)

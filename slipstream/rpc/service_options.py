@@ -2,13 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import Bounded, option
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
 from slipstream.rpc.security import ClientTls, ServerTls, named_callers
-from slipstream.rpc.server import MAX_STREAMS, ServerOptions
+from slipstream.rpc.server import MAX_STREAMS, ListenOptions, ServerOptions
 
 DEFAULT_ADDRESSES = {
     "router": "127.0.0.1:50051",
@@ -17,20 +16,6 @@ DEFAULT_ADDRESSES = {
     "http": "127.0.0.1:8000",
 }
 """Addresses on which services listen unless their options say otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListenOptions:
-    """Address where a service listens, and the limits there."""
-
-    address: str = option("127.0.0.1:0", "Address to listen on.")
-    max_message_bytes: int = option(4 << 20, "Largest message accepted, in bytes.")
-    grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.")
-    health_address: str | None = option(None, "A plaintext port that serves health alone.")
-
-    def server_options(self, tls: "TlsOptions", **more: Any) -> ServerOptions:
-        """Return how to serve, with `more` options of a server. Raises `InvalidRequest`."""
-        return ServerOptions(**asdict(self), tls=tls.server(), **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +100,12 @@ class ReplicaOptions:
     ) -> ServerOptions:
         """Return how to serve; `more` are other callers by method. Raises `InvalidRequest`."""
         usual = max(MAX_STREAMS, 2 * max_sessions)
-        max_streams = usual if self.max_streams is None else self.max_streams
-        callers = named_callers(tls.client_ca, self.tls_client_names, **more)
-        return listen.server_options(tls, max_streams=max_streams, callers=callers)
+        return ServerOptions(
+            **asdict(listen),
+            max_connections=0,  # routers keep them for as long as both are there
+            max_connection_idle_s=0.0,
+            max_connection_age_s=0.0,
+            max_streams=usual if self.max_streams is None else self.max_streams,
+            tls=tls.server(),
+            callers=named_callers(tls.client_ca, self.tls_client_names, **more),
+        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from slipstream.core.round import Clock
 from slipstream.state.store import (
@@ -170,12 +171,11 @@ class MemoryStore:
     def _make_room(self, now: float) -> None:
         """Forget idle sessions while there are too many, each of the owner with the most."""
         bounds = self._bounds
-        while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_bytes:
-            name = "sessions" if len(self._all) > bounds.max_sessions else "bytes"
-            most, shares = getattr(bounds, f"max_{name}"), self._shares.values()
-            used = [(getattr(share, f"num_{name}") / most, share) for share in shares]
-            used.sort(key=lambda pair: pair[0], reverse=True)
-            above = [share for part, share in used if part * len(used) > 1]
+        limits = {"num_sessions": bounds.max_sessions, "num_bytes": bounds.max_sessions_bytes}
+        while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_sessions_bytes:
+            name = "num_sessions" if len(self._all) > bounds.max_sessions else "num_bytes"
+            shares = sorted(self._shares.values(), key=attrgetter(name), reverse=True)
+            above = [it for it in shares if getattr(it, name) * len(shares) > limits[name]]
             if not any(self._forget_one(share, now) for share in above):
                 return
 

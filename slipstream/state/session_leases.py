@@ -18,6 +18,7 @@ from slipstream.core.errors import (
     SessionOutOfSync,
     Unavailable,
     UnsupportedCombination,
+    check,
 )
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.prompt import Prompt, are_ids
@@ -31,10 +32,12 @@ from slipstream.core.request.request import (
 from slipstream.core.request.results import Chunk, Ending, PromptInfo
 from slipstream.core.text import Piece, TextStream, joined
 from slipstream.core.types import Verification
+from slipstream.options import check_bounds, option
 from slipstream.state.journal import StoreJournal
 from slipstream.state.store import Claim, Record, SessionStore, StoredTurn
 
 _SINGLE_REQUEST = re.compile(r"r-[0-9a-f]{48}")
+_ALLOW = "allow"
 Encode = Callable[[int | None], Awaitable[Sequence[int]]]
 """Return the token ids of the turn's prompt behind the session's last token, None at its start."""
 
@@ -44,9 +47,18 @@ class KeepRules:
     """Times that sessions and single requests are kept, and whether requests run while the
     store does not answer."""
 
-    session_ttl_s: float = 3600.0
-    request_ttl_s: float = 600.0
-    allows_unkept: bool = True
+    session_ttl_s: float = option(3600.0, "How long a session is kept without a turn.", above=0)
+    request_ttl_s: float = option(
+        600.0, "How long the answer to a request without a session is kept.", above=0
+    )
+    store_down: str = option(
+        _ALLOW, "New requests while the store does not answer: allow, or refuse."
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        is_right = self.store_down in (_ALLOW, "refuse")
+        check(is_right, "store_down", self.store_down, f"{_ALLOW} or refuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class SessionLeases:
                 raise Unavailable(
                     f"session {claim.session_id} can't be looked up: {error}"
                 ) from None
-            if not self.rules.allows_unkept:
+            if self.rules.store_down != _ALLOW:
                 raise
             request = StoredTurn(claim.request_id, claim.digest)
             fence = self.next_fence()

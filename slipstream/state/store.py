@@ -24,6 +24,7 @@ from slipstream.core.errors import (
     check,
 )
 from slipstream.core.request.request import Request, SessionRef
+from slipstream.options import Bounded, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +187,24 @@ class SessionUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Bounded):
     """Limits of what a store keeps."""
 
-    lease_s: float = 15.0
-    """Time for which a session stays busy for others when its holder does not renew."""
-    max_sessions: int = 10_000
-    """Most sessions in memory; an idle one of the owner with the most goes first."""
-    max_bytes: int = 256 << 20
-    """Most bytes of all together, likewise."""
+    max_sessions: int = option(
+        10_000,
+        "Sessions and requests kept in memory; an idle one of the API key with most goes first.",
+        above=0,
+    )
+    max_sessions_bytes: int = option(
+        256 << 20,
+        "Memory for them, in bytes, and as much again for writes that wait for a silent store.",
+        above=0,
+    )
+    lease_s: float = option(
+        15.0,
+        "How long a session stays locked after its router has stopped renewing its lease.",
+        above=0,
+    )
     max_tokens: int = 1 << 20
     max_text_bytes: int = 1 << 18
     """Most bytes of a request's parameters, and of how it ended."""

@@ -10,10 +10,9 @@ from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.protocol import check_advertised
-from slipstream.rpc.server import ServerOptions
+from slipstream.rpc.server import ListenOptions, ServerOptions
 from slipstream.rpc.service_options import (
     DEFAULT_ADDRESSES,
-    ListenOptions,
     PeerTlsOptions,
     ReplicaOptions,
     SessionOptions,

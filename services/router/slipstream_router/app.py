@@ -18,11 +18,11 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from slipstream.state.access import Access
 from slipstream.state.factory import open_quotas, open_store
-from slipstream.state.session_leases import KeepRules, SessionLeases
-from slipstream.state.store import Bounds, SessionStore
+from slipstream.state.session_leases import SessionLeases
+from slipstream.state.store import SessionStore
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Telemetry
-from slipstream_router.config import ALLOW, RouterConfig
+from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission
 from slipstream_router.replicas.fleet import Fleet
@@ -50,7 +50,7 @@ class Router:
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
         self._sources = Sources(config.targets, config.drafts, config.store)
         self._target_probe = TargetProbe()
-        beat = config.heartbeat()
+        beat = config.heartbeat
         to_targets, to_drafts = Dialer(config.to_targets()), Dialer(config.to_drafts())
         targets, drafts = self._sources.targets, self._sources.drafts
         self._targets = Pool(targets, self._target_probe, to_targets, heartbeat=beat, hooks=hooks)
@@ -66,7 +66,8 @@ class Router:
         self._next_fence = fences(time.time)
         self._store = self._open_store()
         self._quotas = open_quotas(config.store, time.monotonic)
-        self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
+        bounds = config.bounds
+        self._leases = LeaseKeeper(lease_s=bounds.lease_s, max_late_bytes=bounds.max_sessions_bytes)
         register = partial(add_GenerationServiceServicer_to_server, self._servicer())
         self._server = Server(config.server_options(), {SERVICE: register})
         self._background: asyncio.Task[None] | None = None
@@ -117,15 +118,13 @@ class Router:
         self._admission.is_draining = True
 
     def _open_store(self) -> SessionStore:
-        config, options = self._config, self._config.store
-        bounds = Bounds(config.lease_s, config.max_sessions, config.max_sessions_bytes)
+        bounds, options = self._config.bounds, self._config.store
         store = open_store(options, bounds, time.monotonic, next_fence=self._next_fence)
         return cast("SessionStore", WatchedStore(store, self._telemetry.instruments))
 
     def _servicer(self) -> GenerationServicer:
         config = self._config
-        rules = KeepRules(config.session_ttl_s, config.request_ttl_s, config.store_down == ALLOW)
-        claims = SessionLeases(self._store, rules, next_fence=self._next_fence)
+        claims = SessionLeases(self._store, config.keep, next_fence=self._next_fence)
         runner = RequestRunner(
             self._fleet,
             claims,

@@ -1,6 +1,6 @@
 """Configuration of a router. Values only; `slipstream.config` reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest, check
@@ -10,33 +10,23 @@ from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.interceptors import CallLimits
-from slipstream.rpc.server import MAX_STREAMS, ServerOptions
-from slipstream.rpc.service_options import (
-    DEFAULT_ADDRESSES,
-    ListenOptions,
-    PeerTlsOptions,
-    TlsOptions,
-)
+from slipstream.rpc.server import ServerOptions
+from slipstream.rpc.service_options import DEFAULT_ADDRESSES, PeerTlsOptions, TlsOptions
 from slipstream.state.options import StoreOptions
+from slipstream.state.session_leases import KeepRules
+from slipstream.state.store import Bounds
 from slipstream_router.replicas.replica import Heartbeat
 
 MAX_FIELDS = 10_000
 """Most fields of a message to a router; prompts of `MAX_MESSAGES` and all options have fewer."""
-ALLOW, REFUSE = "allow", "refuse"
-"""New requests while the store does not answer."""
-_CONNECTIONS = (
-    *("max_streams", "max_connections"),
-    *("max_connection_idle_s", "max_connection_age_s", "max_connection_age_grace_s"),
-)
-"""Options of the server by the same names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Options of a router."""
 
-    listen: ListenOptions = group(
-        ListenOptions, address=option(DEFAULT_ADDRESSES["router"], "Address to listen on.")
+    listen: ServerOptions = group(
+        ServerOptions, address=option(DEFAULT_ADDRESSES["router"], "Address to listen on.")
     )
     targets: tuple[str, ...] = option(
         (), "Target replicas: addresses, or a single dns:///NAME:PORT, file:PATH or registry:."
@@ -53,10 +43,7 @@ class RouterConfig:
         ("auto",),
         "Files of `slipstream train ngrams` to draft with; auto for those shipped, or none.",
     )
-    heartbeat_s: float = option(1.0, "Seconds between two heartbeats of a replica.")
-    replica_timeout_s: float = option(
-        5.0, "Seconds without an answer after which a replica is lost."
-    )
+    heartbeat: Heartbeat = group(Heartbeat)
     target_round_timeout_s: float = option(30.0, "Longest time for a verification.", above=0)
     target_token_timeout_s: float = option(
         0.02, "Time that each token of a prompt adds to target_round_timeout_s.", above=0
@@ -86,25 +73,8 @@ class RouterConfig:
     target_wait_s: float = option(
         30.0, "How long a request that has lost its target waits for another one.", above=0
     )
-    max_sessions: int = option(
-        10_000,
-        "Sessions and requests kept in memory; an idle one of the API key with most goes first.",
-        above=0,
-    )
-    max_sessions_bytes: int = option(
-        256 << 20,
-        "Memory for them, in bytes, and as much again for writes that wait for a silent store.",
-        above=0,
-    )
-    session_ttl_s: float = option(3600.0, "How long a session is kept without a turn.", above=0)
-    request_ttl_s: float = option(
-        600.0, "How long the answer to a request without a session is kept.", above=0
-    )
-    lease_s: float = option(
-        15.0,
-        "How long a session stays locked after its router has stopped renewing its lease.",
-        above=0,
-    )
+    bounds: Bounds = group(Bounds)
+    keep: KeepRules = group(KeepRules)
     store: StoreOptions = group(
         StoreOptions,
         "store_",
@@ -115,26 +85,8 @@ class RouterConfig:
             0.1, "Longest time for the store to answer; then a request goes on without it."
         ),
     )
-    store_down: str = option(
-        ALLOW, "New requests while the store does not answer: allow, or refuse."
-    )
     park_ttl_s: float = option(
         300.0, "How long engines keep a session's keys and values for its next turn.", above=0
-    )
-    max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open at once.")
-    max_connections: int = option(
-        1000, "Connections at once; further ones are closed. 0 for no limit."
-    )
-    max_connection_idle_s: float = option(
-        300.0, "Seconds without a call after which a connection is closed; 0 for never."
-    )
-    max_connection_age_s: float = option(
-        300.0,
-        "Seconds after which callers must dial anew, so that they find new routers; 0 for never.",
-    )
-    max_connection_age_grace_s: float = option(
-        3600.0,
-        "Longest time for requests on a connection of that age; more than any request takes.",
     )
     tls: TlsOptions = group(TlsOptions, "tls_")
     peer: PeerTlsOptions = group(PeerTlsOptions, "peer_")
@@ -155,20 +107,13 @@ class RouterConfig:
         check(is_right, "drafter", self.drafter, f"one of {', '.join(kinds)}")
         if not self.targets:
             raise InvalidRequest("a router needs targets, and none are named")
-        self.heartbeat()
-        is_right = self.store_down in (ALLOW, REFUSE)
-        check(is_right, "store_down", self.store_down, f"{ALLOW} or {REFUSE}")
         self.server_options()
         self.to_targets()
         self.to_drafts()
 
     def server_options(self) -> ServerOptions:
         limits = CallLimits(self.send_timeout_s, self.request_timeout_s, MAX_FIELDS)
-        own = {name: getattr(self, name) for name in _CONNECTIONS}
-        return self.listen.server_options(self.tls, limits=limits, **own)
-
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.heartbeat_s, self.replica_timeout_s)
+        return replace(self.listen, limits=limits, tls=self.tls.server())
 
     def to_targets(self) -> ChannelOptions:
         return self.peer.channel(self.peer_target_name)

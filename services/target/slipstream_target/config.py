@@ -13,10 +13,9 @@ from slipstream.models.memory import ComputeOptions
 from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.protocol import check_advertised
-from slipstream.rpc.server import ServerOptions
+from slipstream.rpc.server import ListenOptions, ServerOptions
 from slipstream.rpc.service_options import (
     DEFAULT_ADDRESSES,
-    ListenOptions,
     ReplicaOptions,
     SessionOptions,
     TlsOptions,

@@ -87,7 +87,7 @@ def test_a_token_takes_little_more_than_four_bytes():
 
 
 def test_sessions_take_no_more_bytes_than_they_may_but_for_those_in_use():
-    place = Place(max_sessions=100, max_bytes=110_000)
+    place = Place(max_sessions=100, max_sessions_bytes=110_000)
     runs = place.holds("a", 8000, ttl_s=900.0)
     for number, name in enumerate("bcdef"):
         place.says(name, 8000, ttl_s=100.0 + number)
@@ -100,7 +100,7 @@ def test_sessions_take_no_more_bytes_than_they_may_but_for_those_in_use():
 
 
 def test_a_key_with_many_sessions_or_large_ones_pushes_out_its_own_alone():
-    for bounds, num_tokens in (({"max_sessions": 6}, 2), ({"max_bytes": 200_000}, 8000)):
+    for bounds, num_tokens in (({"max_sessions": 6}, 2), ({"max_sessions_bytes": 200_000}, 8000)):
         place = Place(**{"max_sessions": 100, **bounds})
         place.says("old", num_tokens, owner="bob", ttl_s=100.0)
         place.says("young", num_tokens, owner="bob", ttl_s=200.0)

@@ -20,6 +20,7 @@ from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable,
 from slipstream.core.inline import either
 from slipstream.core.policy.profile import Ways
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaState
+from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint
@@ -45,31 +46,32 @@ class Hooks:
 class Heartbeat:
     """Interval of heartbeats, and the silence after which a replica is lost."""
 
-    every_s: float = 1.0
-    limit_s: float = 5.0
+    heartbeat_s: float = option(1.0, "Seconds between two heartbeats of a replica.", above=0)
+    replica_timeout_s: float = option(
+        5.0, "Seconds without an answer after which a replica is lost."
+    )
 
     def __post_init__(self) -> None:
-        every_s, limit_s = self.every_s, self.limit_s
-        check(every_s > 0, "heartbeat_s", every_s, "above 0")
-        limit = f"at least the heartbeat's {every_s} s"
-        check(limit_s >= every_s, "replica_timeout_s", limit_s, limit)
+        check_bounds(self)
+        limit_s, limit = self.replica_timeout_s, f"at least the heartbeat's {self.heartbeat_s} s"
+        check(limit_s >= self.heartbeat_s, "replica_timeout_s", limit_s, limit)
 
     async def follow(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call `ask` for ever. Raises `Unavailable` without an answer in time, or as `ask` does."""
         while True:
             await self._answered(asyncio.get_running_loop().create_task(ask()))
-            await asyncio.sleep(self.every_s)
+            await asyncio.sleep(self.heartbeat_s)
 
     async def _answered(self, asking: asyncio.Task[None]) -> None:
         """Beats are counted, not time: a router that was itself stopped for long has seen one."""
         try:
-            for _ in range(round(self.limit_s / self.every_s)):
-                await asyncio.wait({asking}, timeout=self.every_s)
+            for _ in range(round(self.replica_timeout_s / self.heartbeat_s)):
+                await asyncio.wait({asking}, timeout=self.heartbeat_s)
                 if asking.done():
                     return await asking
         finally:
             asking.cancel()
-        raise Unavailable(f"it has not answered for {self.limit_s:g} s")
+        raise Unavailable(f"it has not answered for {self.replica_timeout_s:g} s")
 
 
 class Replica(Generic[D]):
