@@ -1,5 +1,6 @@
 """Domain values that cross the two ports. They know nothing of tensors, wires or models."""
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -231,6 +232,10 @@ class ReplyTiming:
     engine_s: float = 0.0
     kv_wait_s: float = 0.0
     serialisation_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            check(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from slipstream.core.round import LATE
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, Proposal, Session
-from slipstream.rpc.conversion.convert import timing_from_pb, trace_to_pb
-from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
+from slipstream.rpc.conversion.convert import trace_to_pb
+from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb, value_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.v1 import common_pb2, draft_pb2
@@ -78,7 +78,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         return replace(
             proposal,
             staleness=None if feed is None else proposed.staleness,
-            timing=timing_from_pb(proposed.timing, serialisation_s=serialisation_s),
+            timing=value_from_pb(ReplyTiming, proposed.timing, serialisation_s=serialisation_s),
         )
 
     async def park(self, ttl_s: float) -> None:

@@ -4,17 +4,12 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from slipstream.core.errors import InternalError, InvalidRequest
+from slipstream.core.errors import InternalError, refused_as
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Verdict
 from slipstream.core.verify.port_checks import check_proposal, check_verdict
-from slipstream.rpc.conversion.convert import (
-    timing_from_pb,
-    trace_to_pb,
-    verdict_from_pb,
-    verify_to_pb,
-)
-from slipstream.rpc.conversion.convert_common import message_of
+from slipstream.rpc.conversion.convert import trace_to_pb, verdict_from_pb
+from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
@@ -63,11 +58,12 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
             response, began = await self._decided(answer, 0)
         else:
             response, packed_s, began = await self._asked(sequence, proposal)
-        verdict, timing = self._checked(response, sequence, proposal)
+        verdict = self._checked(response, sequence, proposal)
         self._count(verdict, is_granted=is_granted)
         self._num_sent = len(sequence) + len(verdict.tokens)
-        serialisation_s = packed_s + clock() - began
-        return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
+        timing = verdict.timing or ReplyTiming()
+        timing = replace(timing, serialisation_s=packed_s + clock() - began)
+        return replace(verdict, timing=timing)
 
     async def grant(self, plan: Plan, num_rounds: int) -> None:
         """Let the target go on for so many rounds behind those that are due, or behind the next
@@ -99,9 +95,12 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         clock = self._options.clock
         began = clock()
         delta, num_granted = self._news(sequence), 0
-        trace = trace_to_pb(carried())
-        verify = target_pb2.VerifyRequest(verify=verify_to_pb(delta, proposal), trace=trace)
-        messages = [verify.SerializeToString()]
+        verify = target_pb2.VerifyProposal(
+            delta=message_of(common_pb2.Delta, delta),
+            proposal=proposal_to_pb(proposal, with_stats=False),  # which targets don't need
+        )
+        message = target_pb2.VerifyRequest(verify=verify, trace=trace_to_pb(carried()))
+        messages = [message.SerializeToString()]
         if self._granted is not None:
             (num_granted, grant), self._granted = self._granted, None
             messages.append(grant)
@@ -112,7 +111,7 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         answer = await self._exchange.ask(*messages, num_tokens=num_tokens)
         response, came_s = await self._decided(answer, num_tokens)
         self.num_due = num_granted
-        self._service_s = response.verdict.timing.total_us / 1e6
+        self._service_s = response.verdict.timing.service_s
         self._way_s = max(came_s - sent_s - self._service_s, 0.0)
         return response, sent_s - began, came_s
 
@@ -174,16 +173,13 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
 
     def _checked(
         self, response: target_pb2.VerifyResponse, sequence: TokenSequence, proposal: Proposal
-    ) -> tuple[Verdict, common_pb2.ReplyTiming]:
+    ) -> Verdict:
         message = self._require(response, "verdict").verdict
         session, vocab_size = sequence.session, self._expected.vocab_size
-        try:
-            verdict = verdict_from_pb(message, ReplyTiming())
+        with refused_as(f"{self._peer.name} gave a broken verdict:", InternalError):
+            verdict = verdict_from_pb(message)
             if verdict.proposal is not None:
                 proposal = verdict.proposal
                 check_proposal(session, proposal, vocab_size=vocab_size)
             check_verdict(sequence, proposal, verdict, vocab_size=vocab_size)
-        except InvalidRequest as error:
-            name = self._peer.name
-            raise InternalError(f"{name} gave a broken verdict: {error}") from None
-        return verdict, message.timing
+        return verdict

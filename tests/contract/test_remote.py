@@ -60,13 +60,13 @@ async def test_the_first_proposal_opens_the_session_for_this_target_and_names_it
     assert engine.got[1].propose.plan.threshold == 0.5
 
 
-def granted(*tokens, fallback="", proposing_us=5000):
+def granted(*tokens, fallback="", proposing_s=0.005):
     """The verdict of a granted round on one right node, and on a wrong one as a copy."""
     answer, drafted = scripted.verdict(*tokens), Proposal(TokenTree.chain([tokens[0], 99]))
     answer.verdict.proposed.proposal.CopyFrom(proposal_to_pb(drafted))
     answer.verdict.proposed.num_copied = 1
     answer.verdict.num_accepted = 1
-    answer.verdict.fallback, answer.verdict.proposing_us = fallback, proposing_us
+    answer.verdict.fallback, answer.verdict.proposing_s = fallback, proposing_s
     return answer
 
 

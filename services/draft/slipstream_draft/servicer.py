@@ -16,7 +16,7 @@ import grpc
 from slipstream.core.draft.ngram_draft import NgramDraft, with_copies
 from slipstream.core.errors import HandshakeError, SessionTaken
 from slipstream.core.inline import finished
-from slipstream.core.sequence import TokenSequence
+from slipstream.core.sequence import Delta, TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Verification
 from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.build import Drafter
@@ -24,7 +24,7 @@ from slipstream.drafting.checks import check_delta, check_plan, check_session
 from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
-from slipstream.rpc.conversion.convert_common import proposal_to_pb, value_from_pb
+from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb, value_from_pb
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.leases import Lease, Leases, kind_of
 from slipstream.rpc.protocol import require_agreement
@@ -204,7 +204,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """Return a proposal. The request of a granted round comes behind its keys and values."""
         arrived = _clock()
         async with stream.turn:
-            delta, plan = convert.delta_from_pb(message.delta), value_from_pb(Plan, message.plan)
+            delta, plan = value_from_pb(Delta, message.delta), value_from_pb(Plan, message.plan)
             check_delta(delta, stream.sequence.session, stream.vocab_size)
             stream.sequence = delta.applied(stream.sequence)
             check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)
@@ -222,7 +222,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.Proposed(
             proposal=proposal_to_pb(proposal),
             staleness=proposal.staleness or 0,
-            timing=convert.timing_to_pb(timing),
+            timing=message_of(common_pb2.ReplyTiming, timing),
             num_copied=len(proposal.sources),
         )
 

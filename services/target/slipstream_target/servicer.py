@@ -9,18 +9,16 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from slipstream.core.errors import Cancelled, SessionOutOfSync, SessionTaken, check_fits
+from slipstream.core.sequence import Delta
 from slipstream.core.types import ReplyTiming
-from slipstream.rpc.conversion.convert import (
-    session_from_pb,
-    trace_from_pb,
-    verdict_to_pb,
-    verify_from_pb,
-)
+from slipstream.rpc.conversion.convert import session_from_pb, trace_from_pb
+from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb, value_from_pb
 from slipstream.rpc.leases import Leases, kind_of
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
@@ -209,13 +207,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._record(done, stream, None)
         verdict = _verdict(done, arrived)
         verdict.proposed.CopyFrom(found.proposed)
-        verdict.proposing_us = round(found.seconds * 1e6)
+        verdict.proposing_s = found.seconds
         verdict.fallback = found.fallback or ""
         yield target_pb2.VerifyResponse(verdict=verdict)
 
     def _begin(self, message: target_pb2.VerifyProposal, stream: VerifyStream) -> PendingRequest:
         """Begin a round. The engine checks its tokens; a round that it refuses ends the stream."""
-        delta, proposal = verify_from_pb(message)
+        delta, proposal = value_from_pb(Delta, message.delta), proposal_from_pb(message.proposal)
         stream.sequence = delta.applied(stream.sequence)
         stream.granted.asked(len(stream.sequence))
         return self.target.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
@@ -271,7 +269,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 def _verdict(done: TargetRequest, arrived: float) -> target_pb2.Verdict:
     """Return the verdict of a round that arrived then, with the times of the reply."""
     timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
-    return verdict_to_pb(done.result(), timing)
+    return message_of(target_pb2.Verdict, replace(done.result(), timing=timing))
 
 
 def register(servicer: TargetServicer) -> Register:

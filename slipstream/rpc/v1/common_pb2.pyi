@@ -794,33 +794,33 @@ Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
 @_typing.final
 class ReplyTiming(_message.Message):
-    """Times of one reply in a service, in microseconds."""
+    """Times of one reply in a service, in seconds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOTAL_US_FIELD_NUMBER: _builtins.int
-    QUEUE_US_FIELD_NUMBER: _builtins.int
-    ENGINE_US_FIELD_NUMBER: _builtins.int
-    KV_WAIT_US_FIELD_NUMBER: _builtins.int
-    total_us: _builtins.int
+    SERVICE_S_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    ENGINE_S_FIELD_NUMBER: _builtins.int
+    KV_WAIT_S_FIELD_NUMBER: _builtins.int
+    service_s: _builtins.float
     """Time from the arrival of the message to the reply; includes all times below."""
-    queue_us: _builtins.int
+    queue_s: _builtins.float
     """Wait for the engine's thread."""
-    engine_us: _builtins.int
+    engine_s: _builtins.float
     """Time in the engine."""
-    kv_wait_us: _builtins.int
+    kv_wait_s: _builtins.float
     """Wait for keys and values (draft only)."""
     def __init__(
         self,
         *,
-        total_us: _builtins.int = ...,
-        queue_us: _builtins.int = ...,
-        engine_us: _builtins.int = ...,
-        kv_wait_us: _builtins.int = ...,
+        service_s: _builtins.float = ...,
+        queue_s: _builtins.float = ...,
+        engine_s: _builtins.float = ...,
+        kv_wait_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_us", b"engine_us", "kv_wait_us", b"kv_wait_us", "queue_us", b"queue_us", "total_us", b"total_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_s", b"engine_s", "kv_wait_s", b"kv_wait_s", "queue_s", b"queue_s", "service_s", b"service_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

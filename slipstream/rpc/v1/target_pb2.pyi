@@ -287,6 +287,84 @@ class TargetOpened(_message.Message):
 Global___TargetOpened: _TypeAlias = TargetOpened  # noqa: Y015
 
 @_typing.final
+class Offer(_message.Message):
+    """Budget of a session's next round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    ROUND_S_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Batched tokens, the pending one included."""
+    round_s: _builtins.float
+    """Seconds of a plain round at the present load; unset: unknown."""
+    @_builtins.property
+    def costs(self) -> Global___RowCosts:
+        """Costs of rounds of more tokens; unset: unknown."""
+
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        round_s: _builtins.float | None = ...,
+        costs: Global___RowCosts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_round_s", b"_round_s", "costs", b"costs", "round_s", b"round_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round_s", b"_round_s", "costs", b"costs", "round_s", b"round_s", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__round_s: _TypeAlias = _typing.Literal["round_s"]  # noqa: Y015
+    _WhichOneofArgType__round_s: _TypeAlias = _typing.Literal["_round_s", b"_round_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_s) -> _WhichOneofReturnType__round_s | None: ...
+
+Global___Offer: _TypeAlias = Offer  # noqa: Y015
+
+@_typing.final
+class RowCosts(_message.Message):
+    """Costs of rounds by their batched tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PointsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POINTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def points(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Plain rounds that a round of so many tokens takes, 1 for one token; linear between."""
+
+    def __init__(
+        self,
+        *,
+        points: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowCosts: _TypeAlias = RowCosts  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
     """Result of a round."""
 
@@ -296,30 +374,23 @@ class Verdict(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
-    FREE_ROWS_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
     NUM_CACHED_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
-    ROUND_S_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
-    COST_TOKENS_FIELD_NUMBER: _builtins.int
-    COSTS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROPOSED_FIELD_NUMBER: _builtins.int
-    PROPOSING_US_FIELD_NUMBER: _builtins.int
+    PROPOSING_S_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """Number of them that came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
     """Reason of the request's end, if it ended."""
-    free_rows: _builtins.int
-    """Token budget of the session's next round, the pending token included."""
     num_cached: _builtins.int
     """Leading tokens whose keys and values were cached before this round."""
-    round_s: _builtins.float
-    """Seconds of a plain round at the present load; unset: unknown."""
-    proposing_us: _builtins.int
-    """Wait for it in microseconds, from the verdict before."""
+    proposing_s: _builtins.float
+    """Wait for it in seconds, from the verdict before."""
     fallback: _builtins.str
     """Reason of a granted round without a proposal: a word or two."""
     @_builtins.property
@@ -329,6 +400,10 @@ class Verdict(_message.Message):
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Target-initialised roots of the next position; empty in every other mode."""
+
+    @_builtins.property
+    def offer(self) -> Global___Offer:
+        """Budget of the session's next round; unset: all that is asked for."""
 
     @_builtins.property
     def timing(self) -> _common_pb2.ReplyTiming:
@@ -341,14 +416,6 @@ class Verdict(_message.Message):
     @_builtins.property
     def forced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Jump-forward tokens that the grammar forces after the tokens, if any."""
-
-    @_builtins.property
-    def cost_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Batched tokens of a round, ascending from 2, with an entry in `costs`; empty: unknown."""
-
-    @_builtins.property
-    def costs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Cost of such a round in plain rounds; linear between."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
@@ -365,31 +432,21 @@ class Verdict(_message.Message):
         num_accepted: _builtins.int = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         roots: _abc.Iterable[_builtins.int] | None = ...,
-        free_rows: _builtins.int | None = ...,
+        offer: Global___Offer | None = ...,
         num_cached: _builtins.int = ...,
         timing: _common_pb2.ReplyTiming | None = ...,
-        round_s: _builtins.float | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         forced: _abc.Iterable[_builtins.int] | None = ...,
-        cost_tokens: _abc.Iterable[_builtins.int] | None = ...,
-        costs: _abc.Iterable[_builtins.float] | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         proposed: _draft_pb2.Proposed | None = ...,
-        proposing_us: _builtins.int = ...,
+        proposing_s: _builtins.float = ...,
         fallback: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "free_rows", b"free_rows", "proposed", b"proposed", "round_s", b"round_s", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "proposed", b"proposed", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "cost_tokens", b"cost_tokens", "costs", b"costs", "fallback", b"fallback", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "proposed", b"proposed", "proposing_us", b"proposing_us", "roots", b"roots", "round_s", b"round_s", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "finish_reason", b"finish_reason", "forced", b"forced", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "offer", b"offer", "prompt_logprobs", b"prompt_logprobs", "proposed", b"proposed", "proposing_s", b"proposing_s", "roots", b"roots", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
-    _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015
-    _WhichOneofReturnType__round_s: _TypeAlias = _typing.Literal["round_s"]  # noqa: Y015
-    _WhichOneofArgType__round_s: _TypeAlias = _typing.Literal["_round_s", b"_round_s"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_rows) -> _WhichOneofReturnType__free_rows | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_s) -> _WhichOneofReturnType__round_s | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Shape
-from slipstream.rpc.conversion.convert import timing_from_pb, trace_to_pb
+from slipstream.rpc.conversion.convert import trace_to_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry import catalog
@@ -75,7 +75,7 @@ async def test_a_span_says_of_a_proposal_what_the_answer_says(models, keys, list
     proposal = proposal_from_pb(answer.proposal)
     depths = proposal.tree.depths()
     last = proposal.stats[depths.index(max(depths))]
-    waited_s = timing_from_pb(answer.timing, serialisation_s=0).kv_wait_s
+    waited_s = answer.timing.kv_wait_s
     assert waited_s > 0
     said = dict(listener.span("draft.propose").attributes)
     assert said.pop("slipstream.proposal.entropy") == pytest.approx(last.entropy)
@@ -99,7 +99,7 @@ async def test_metrics_are_what_proposals_said_and_what_is_held(models, keys, li
         for _ in range(2):  # the second one adds nothing
             asking.drafts.servicer.sample(listener.telemetry.instruments)
     trees = [proposal_from_pb(answer.proposal).tree for answer in answers]
-    timings = [timing_from_pb(answer.timing, serialisation_s=0) for answer in answers]
+    timings = [answer.timing for answer in answers]
     assert answers[-1].staleness == staleness
     for metric, values in [
         (catalog.STALENESS, [answer.staleness for answer in answers]),

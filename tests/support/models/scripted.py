@@ -11,8 +11,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Shape, Verdict
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert import timing_to_pb, verdict_to_pb
-from slipstream.rpc.conversion.convert_common import proposal_to_pb
+from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_draft import SPECULATE, RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import VERIFY, RemoteTarget
@@ -119,11 +118,13 @@ def draft_engine():
 
 
 def verdict(*tokens):
-    return target_pb2.VerifyResponse(verdict=verdict_to_pb(Verdict(tokens, 0), TIMING))
+    return target_pb2.VerifyResponse(
+        verdict=message_of(target_pb2.Verdict, Verdict(tokens, 0, timing=TIMING))
+    )
 
 
 def proposed(proposal):
-    told = {"staleness": 2, "timing": timing_to_pb(TIMING)}
+    told = {"staleness": 2, "timing": message_of(common_pb2.ReplyTiming, TIMING)}
     message = draft_pb2.Proposed(proposal=proposal_to_pb(proposal), **told)
     return draft_pb2.SpeculateResponse(proposed=message)
 

@@ -217,10 +217,11 @@ COUNTS = st.integers(0, 2**32 - 1)
 COSTS = st.one_of(st.floats(width=32), st.floats(1, 2.0**127, width=32))
 OFFERS = st.fixed_dictionaries(
     {
-        "free_rows": st.one_of(st.integers(0, 200), COUNTS),
+        "rows": st.one_of(st.integers(0, 200), COUNTS),
         "round_s": st.one_of(st.floats(), st.floats(0, 1e-300), st.floats(0, 1)),
-        "cost_tokens": st.lists(COUNTS, max_size=6).map(sorted),
-        "costs": st.lists(COSTS, max_size=6).map(sorted),
+        "costs": st.tuples(
+            st.lists(COUNTS, max_size=6).map(sorted), st.lists(COSTS, max_size=6).map(sorted)
+        ).map(lambda curve: {"points": dict(zip(*curve, strict=False)) | {1: 1.0}}),
     }
 )
 
@@ -234,7 +235,7 @@ OFFERS = st.fixed_dictionaries(
 def test_whatever_a_target_offers_and_drafts_take_the_next_round_is_planned(rounds, mode, step_s):
     planner = planner_of(mode=mode, step_s=step_s)
     for offer, waited_s, depth in rounds:
-        verdict = verdict_from_pb(target_pb2.Verdict(tokens=[1], **offer), ReplyTiming())
+        verdict = verdict_from_pb(target_pb2.Verdict(tokens=[1], offer=offer))
         plan = planner.plan(50, verdict)
         assert all(price >= 0 for price in plan.row_prices)
         assert plan.worth is None or 0 <= plan.worth <= 1

@@ -87,4 +87,4 @@ def test_messages_of_too_many_are_refused_by_their_counts(name):
         if {"tree", "laws"} & {*fields}:
             proposal_from_pb(common_pb2.Proposal(**fields))
         else:
-            verdict_from_pb(target_pb2.Verdict(**{"tokens": [1], **fields}), None)
+            verdict_from_pb(target_pb2.Verdict(**{"tokens": [1], **fields}))
