@@ -1,8 +1,7 @@
 """Sessions in the memory of one process, without a wait: the model of what Redis does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
 
 from slipstream.core.round import Clock
 from slipstream.state.store import (
@@ -15,12 +14,14 @@ from slipstream.state.store import (
     StoreLease,
     session_refused,
 )
-from slipstream.state.stored_session import Expiries, StoredSession
+from slipstream.state.stored_session import StoredSession
+
+SWEEP_S = 1.0
+"""Shortest time between two searches for all sessions that have expired."""
 
 
 @dataclass(slots=True)
 class _Share:
-    expiries: Expiries = field(default_factory=Expiries)
     num_sessions: int = 0
     num_bytes: int = 0
 
@@ -38,15 +39,17 @@ class MemoryStore:
         self._clock = clock
         self._next_fence = next_fence
         self._all: dict[str, StoredSession] = {}
-        self._expiries = Expiries()
-        """A time for each session, at or before the one at which it will be forgotten."""
         self._shares: dict[str, _Share] = {}
+        """Use of the store by each owner."""
         self._num_bytes = 0
+        self._next_sweep = 0.0
 
     async def acquire(self, claim: Claim) -> Grant:
         now = self._clock()
-        self._forget_old(now)
-        kept = self._all.get(claim.session_id)
+        if now >= self._next_sweep:
+            self._forget_old(now)
+            self._next_sweep = now + SWEEP_S
+        kept = self._find(claim.session_id, now)
         if kept is None:
             kept = self._begun(claim)
         elif not kept.is_again(claim):
@@ -55,7 +58,6 @@ class MemoryStore:
             kept.begin(claim, max_past=self._bounds.max_past)
         elif kept.record.turn.ending is None and kept.is_leased_by_other_attempt(claim):
             raise claim.refused("taken")
-        self._expire(kept, now + min(claim.ttl_s, self._bounds.lease_s))
         if kept.record.turn.ending is not None:
             kept.touch(claim.ttl_s, now=now)
             return Grant(kept.whole(), None)
@@ -83,8 +85,7 @@ class MemoryStore:
 
     async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
         now = self._clock()
-        self._forget_old(now)
-        kept = self._all.get(lease.session_id)
+        kept = self._find(lease.session_id, now)
         if kept is None or kept.record.fence != lease.fence:
             return
         if not kept.tokens:
@@ -99,8 +100,7 @@ class MemoryStore:
 
     async def delete(self, session_id: str, owner: str) -> Record:
         now = self._clock()
-        self._forget_old(now)
-        kept = self._all.get(session_id)
+        kept = self._find(session_id, now)
         if kept is None:
             raise session_refused("absent", session_id)
         if kept.record.owner != owner:
@@ -127,8 +127,7 @@ class MemoryStore:
         return kept
 
     def _held(self, lease: StoreLease, now: float) -> StoredSession:
-        self._forget_old(now)
-        kept = self._all.get(lease.session_id)
+        kept = self._find(lease.session_id, now)
         if kept is None or kept.record.fence < lease.fence:
             raise session_refused("lost", lease.session_id)
         if kept.record.fence > lease.fence:
@@ -141,32 +140,25 @@ class MemoryStore:
         self._num_bytes += num_bytes - kept.counted_bytes
         kept.counted_bytes = num_bytes
 
-    def _expire(self, kept: StoredSession, time_s: float) -> None:
-        """Have the session checked at that time; it is forgotten then or later."""
-        self._expiries.put(kept.record.session_id, time_s)
-        self._shares[kept.record.owner].expiries.put(kept.record.session_id, time_s)
+    def _find(self, session_id: str, now: float) -> StoredSession | None:
+        """Return the session, unless it is not there, or its time is over."""
+        kept = self._all.get(session_id)
+        if kept is None or kept.expires_at > now:
+            return kept
+        self._forget(session_id)
+        return None
 
     def _forget(self, session_id: str) -> None:
         kept = self._all.pop(session_id)
         self._count(kept, 0)
         share = self._shares[kept.record.owner]
-        for expiries in (self._expiries, share.expiries):
-            expiries.discard(session_id)
         share.num_sessions -= 1
         if not share.num_sessions:
             del self._shares[kept.record.owner]
 
     def _forget_old(self, now: float) -> None:
-        while (first := self._expiries.first()) is not None and first[0] <= now:
-            self._settle(first[1], now)
-
-    def _settle(self, session_id: str, now: float) -> None:
-        """Forget the session, or set when that will be."""
-        kept = self._all[session_id]
-        if kept.expires_at <= now:
+        for session_id in [name for name, it in self._all.items() if it.expires_at <= now]:
             self._forget(session_id)
-        else:
-            self._expire(kept, kept.expires_at)
 
     def _make_room(self, now: float) -> None:
         """Forget idle sessions while there are too many, each of the owner with the most."""
@@ -174,24 +166,16 @@ class MemoryStore:
         limits = {"num_sessions": bounds.max_sessions, "num_bytes": bounds.max_sessions_bytes}
         while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_sessions_bytes:
             name = "num_sessions" if len(self._all) > bounds.max_sessions else "num_bytes"
-            shares = sorted(self._shares.values(), key=attrgetter(name), reverse=True)
-            above = [it for it in shares if getattr(it, name) * len(shares) > limits[name]]
-            if not any(self._forget_one(share, now) for share in above):
+            used = {owner: getattr(share, name) for owner, share in self._shares.items()}
+            owners = sorted(used, key=lambda owner: used[owner], reverse=True)
+            above = [owner for owner in owners if used[owner] * len(used) > limits[name]]
+            if not any(self._forget_one(owner, now) for owner in above):
                 return
 
-    def _forget_one(self, share: _Share, now: float) -> bool:
+    def _forget_one(self, owner: str, now: float) -> bool:
         """Forget the idle session of an owner that would expire first, if there is one."""
-        busy, is_found = [], False
-        while not is_found and (first := share.expiries.first()) is not None:
-            time_s, session_id = first
-            kept = self._all[session_id]
-            if kept.expires_at > time_s:
-                self._settle(session_id, now)
-            elif is_found := kept.leased_until <= now:
-                self._forget(session_id)
-            else:
-                busy.append((session_id, time_s))
-                share.expiries.discard(session_id)
-        for session_id, time_s in busy:
-            share.expiries.put(session_id, time_s)
-        return is_found
+        own = [kept for kept in self._all.values() if kept.record.owner == owner]
+        idle = [kept for kept in own if kept.leased_until <= now]
+        if idle:
+            self._forget(min(idle, key=lambda kept: kept.expires_at).record.session_id)
+        return bool(idle)

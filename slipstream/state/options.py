@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
 from slipstream.core.errors import InvalidRequest, check
 from slipstream.files import read_secret
@@ -11,6 +11,10 @@ from slipstream.options import option
 
 DEFAULT_PORT = 6379
 FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH?db=DB"
+_SERVER = re.compile(
+    r"(rediss?)://(\[[0-9A-Fa-f:.]+\]|[^:,\[\]\s/?#]+)(?::([0-9]{1,5}))?(?:/+([0-9]{1,4}))?/*"
+)
+_SOCKET = re.compile(r"unix://(/[^?#]+)(?:\?db=([0-9]{1,4}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +41,13 @@ def parse_address(url: str) -> Address:
             "store_url holds a user or password, which does not belong there: give store_user, and"
             " the password as a file (store_password_file) or in the environment (store_password)"
         )
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise _refusal("can't be read") from None
-    if parts.scheme == "unix":
-        return _unix(parts)
-    if parts.scheme not in ("redis", "rediss"):
-        raise _refusal(f"begins with {parts.scheme!r}")
-    return _server(parts)
-
-
-def _server(parts: SplitResult) -> Address:
-    if parts.query or parts.fragment:
-        raise _refusal("ends in a query")
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:,\[\]\s]+)(?::([0-9]{1,5}))?", parts.netloc)
-    port = DEFAULT_PORT if found is None or found[2] is None else int(found[2])
-    if found is None or not 0 < port < 1 << 16:
-        raise _refusal(f"names the server {parts.netloc!r}")
-    db = _db(unquote(parts.path).strip("/") or "0")
-    return Address(found[1].strip("[]"), port, is_tls=parts.scheme == "rediss", db=db)
-
-
-def _unix(parts: SplitResult) -> Address:
-    query = dict(parse_qsl(parts.query))
-    if parts.netloc or not parts.path or parts.fragment or not query.keys() <= {"db"}:
-        raise _refusal("is not the path of a socket")
-    return Address(path=unquote(parts.path), db=_db(query.get("db", "0")))
-
-
-def _refusal(what: str) -> InvalidRequest:
-    return InvalidRequest(f"store_url {what}, but must be {FORMS}")
-
-
-def _db(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,4}", text):
-        raise _refusal(f"has the database {text!r}")
-    return int(text)
+    found = _SERVER.fullmatch(url)
+    if found is not None and 0 < int(found[3] or DEFAULT_PORT) < 1 << 16:
+        host, port, db = found[2].strip("[]"), int(found[3] or DEFAULT_PORT), int(found[4] or 0)
+        return Address(host, port, is_tls=found[1] == "rediss", db=db)
+    if (found := _SOCKET.fullmatch(url)) is not None:
+        return Address(path=unquote(found[1]), db=int(found[2] or 0))
+    raise InvalidRequest(f"store_url is of another form, but must be {FORMS}")
 
 
 _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")

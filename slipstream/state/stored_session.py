@@ -1,6 +1,5 @@
 """A session in memory: what is kept of it, who may go on with it, and when it is forgotten."""
 
-import heapq
 from array import array
 from dataclasses import dataclass, field, replace
 
@@ -128,37 +127,3 @@ class StoredSession:
             record = replace(record, tokenizer_hash=opening.tokenizer_hash, arithmetic=arithmetic)
         self.tokens.extend(update.tokens[len(self.tokens) - update.start :])
         self.record = replace(record, turn=turn)
-
-
-_SLACK = 64
-
-
-class Expiries:
-    """Names by a time each, the earliest first; putting a name again replaces its time."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, str]] = []
-        self._newest: dict[str, tuple[float, int, str]] = {}
-        """The entries of the heap that still count."""
-        self._num_put = 0
-
-    def put(self, name: str, time_s: float) -> None:
-        """Set the name's time. Costs a logarithm."""
-        self._num_put += 1
-        entry = (time_s, self._num_put, name)
-        self._newest[name] = entry
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._newest) + _SLACK:
-            self._heap = sorted(self._newest.values())
-
-    def discard(self, name: str) -> None:
-        self._newest.pop(name, None)
-
-    def first(self) -> tuple[float, str] | None:
-        """Return the earliest time and its name; None when there are no names."""
-        while self._heap:
-            entry = self._heap[0]
-            if self._newest.get(entry[2]) == entry:
-                return entry[0], entry[2]
-            heapq.heappop(self._heap)
-        return None

@@ -30,7 +30,7 @@ def test_a_url_names_one_endpoint(url, address):
 
 NO_ADDRESSES = [
     *("", "a:1", "http://a", "redis://", "redis://a:0", "redis://a:99999"),
-    *("redis://a:b", "redis://a/main", "redis://a/1/2", "redis://[::1"),
+    *("redis://a:b", "redis://a:123456", "redis://a/main", "redis://a/1/2", "redis://[::1"),
     *(f"redis://a?password={SECRET}", f"redis://a#{SECRET}", "unix://a", "unix://"),
     *(f"unix:///a?password={SECRET}", "unix://a/b"),
     *("redis://a,b", "redis+sentinel://a/main", "rediss+cluster://a,b:2"),
