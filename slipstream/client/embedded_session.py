@@ -129,7 +129,7 @@ class EmbeddedSession:
         except BaseException:
             finished(journal.close(target=None, draft=None))
             raise
-        journal.open(request.tokens, Opening.of(request, self.engine.tokenizer_hash))
+        journal.open(request.tokens, Opening(len(request.tokens), self.engine.tokenizer_hash))
         ports = self.ports.draft, self.ports.target
         run = Run(*ports, request, text=self.engine.text, clock=self.clock, journal=journal)
 

@@ -19,13 +19,14 @@ from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.rpc.channel import metadata
+from slipstream.rpc.conversion.convert_common import value_from_pb
 from slipstream.rpc.conversion.convert_generation import (
     chunk_from_pb,
     generation_to_pb,
     prompt_to_pb,
     result_from_pb,
 )
-from slipstream.rpc.conversion.convert_info import model_info_from_pb, server_info_from_pb
+from slipstream.rpc.conversion.convert_info import model_info_from_pb
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
 
@@ -82,7 +83,7 @@ class RemoteBackend:
     async def server_info(self) -> ServerInfo:
         answer = await self._call("GetServerInfo", pb.GetServerInfoRequest(), self._control_s)
         with _understood():
-            return server_info_from_pb(answer)
+            return value_from_pb(ServerInfo, answer)
 
     async def end_session(self, session_id: str) -> None:
         """See `Backend.end_session`. A router that is away forgets it in time by itself."""

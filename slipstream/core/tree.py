@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from slipstream.core.errors import InvalidRequest
+
 ROOT = -1
 MAX_NODES = 127
 """Most nodes of a tree: 128 rows with the pending token. No device seen verifies more for free."""
@@ -27,10 +29,10 @@ class TokenTree:
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
-            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+            raise InvalidRequest(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
-                raise ValueError(f"node {node} has parent {parent}; parents come first")
+                raise InvalidRequest(f"node {node} has parent {parent}; parents come first")
             self._children.setdefault(parent, []).append(node)
 
     def __len__(self) -> int:

@@ -126,7 +126,11 @@ class Exchange:
                 return await work
         except TimeoutError:
             self.cancel()
-            raise self._too_late(limit_s) from None
+            if self._given_up:
+                raise self._has_ended() from None
+            raise DeadlineExceeded(
+                f"{self._peer.name} did not answer within {limit_s:g} s"
+            ) from None
         except grpc.aio.AioRpcError as error:
             self._is_over = True
             raise self._error(error) from None
@@ -139,11 +143,6 @@ class Exchange:
             raise InternalError(f"{self._peer.name} is not understood: {kind}") from error
         finally:
             self._timeout = None
-
-    def _too_late(self, limit_s: float) -> SlipstreamError:
-        if self._given_up:
-            return self._has_ended()
-        return DeadlineExceeded(f"{self._peer.name} did not answer within {limit_s:g} s")
 
     async def _ask(self, messages: Sequence[bytes]) -> bytes:
         if self._call is None:

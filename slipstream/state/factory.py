@@ -4,7 +4,6 @@ used. Only here Redis's package is imported."""
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InvalidRequest
@@ -57,8 +56,8 @@ async def announced_in(
     if options.url is None:
         yield
         return
-    about = partial(Announcement, role, address, incarnation)
-    async with aclosing(open_registry(options)) as registry, announced(registry, about):
+    replica = Announcement(role, address, incarnation)
+    async with aclosing(open_registry(options)) as registry, announced(registry, replica):
         yield
 
 

@@ -51,11 +51,10 @@ class RedisStore:
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         update.check_within(self._bounds)
-        opening = ("", "", "", "", "")
-        if update.opening is not None:
-            opened = update.opening
-            facts = (opened.params, opened.tokenizer_hash, opened.arithmetic)
-            opening = ("1", str(opened.num_prompt_tokens), *facts)
+        opening = ("", "", "", "")
+        if (opened := update.opening) is not None:
+            length = str(opened.num_prompt_tokens)
+            opening = ("1", length, opened.tokenizer_hash, opened.arithmetic)
         ending = ("", "") if update.ending is None else ("1", update.ending)
         tokens = struct.pack(f"<{len(update.tokens)}I", *update.tokens)
         args = (*self._held(lease), update.start, tokens, *opening, *ending)
@@ -106,14 +105,14 @@ def _check(lease: StoreLease, why: bytes) -> None:
 def _record(session_id: str, reply: list[Any]) -> Record:
     _, fence, _, fields, tokens = reply
     texts: list[Any] = [None if text is None else text.decode() for text in fields]
-    owner, model, request_id, digest, prompt, params, ending, *facts = texts
+    owner, model, request_id, digest, prompt, ending, *facts = texts
     tokenizer, target, draft, arithmetic = facts
     return Record(
         session_id,
         owner,
         model,
         int(fence),
-        StoredTurn(request_id, digest, int(prompt), params, ending),
+        StoredTurn(request_id, digest, int(prompt), ending),
         tokens=struct.unpack(f"<{len(tokens) // 4}I", tokens),
         tokenizer_hash=tokenizer,
         arithmetic=arithmetic or None,
@@ -121,9 +120,6 @@ def _record(session_id: str, reply: list[Any]) -> Record:
         draft=draft,
     )
 
-
-if TYPE_CHECKING:
-    from slipstream.state.redis_client import RedisClient
 
 PAUSE_S = 1.0
 """Time for which Redis is not used after it has not answered."""

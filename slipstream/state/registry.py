@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,27 +94,27 @@ class Registry:
 
 @asynccontextmanager
 async def announced(
-    registry: Registry, about: Callable[[], Announcement], *, every_s: float = EVERY_S
+    registry: Registry, replica: Announcement, *, every_s: float = EVERY_S
 ) -> AsyncIterator[None]:
-    """Announce the replica that `about` returns while the block runs, then leave.
+    """Announce the replica while the block runs, then leave.
 
     A store that does not answer does not end the replica: routers that know it still use it.
     """
     try:
-        async with beside(_announce(registry, about, every_s)):
+        async with beside(_announce(registry, replica, every_s)):
             yield
     finally:
         try:
-            await registry.leave(about())
+            await registry.leave(replica)
         except Unavailable as error:
             _LOG.warning("the replica is listed until it is missed: %s", error)
 
 
-async def _announce(registry: Registry, about: Callable[[], Announcement], every_s: float) -> None:
+async def _announce(registry: Registry, replica: Announcement, every_s: float) -> None:
     problem = ""
     while True:
         try:
-            await registry.announce(about())
+            await registry.announce(replica)
         except Unavailable as error:
             if not problem:
                 _LOG.warning("the replica can't announce itself: %s", error)

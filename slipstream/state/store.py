@@ -5,9 +5,8 @@ refused: two processes can never both go on with a session. Times are the store'
 A session without tokens is there only for as long as it is held.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.errors import (
@@ -23,7 +22,7 @@ from slipstream.core.errors import (
     SlipstreamError,
     check,
 )
-from slipstream.core.request.request import Request, SessionRef
+from slipstream.core.request.request import SessionRef
 from slipstream.options import Bounded, option
 
 
@@ -83,8 +82,6 @@ class StoredTurn:
     digest: str
     num_prompt_tokens: int = 0
     """Tokens of the session before this request's output; 0 until any of that is kept."""
-    params: str = ""
-    """Sampling parameters as JSON, for people who look into the store."""
     ending: str | None = None
     """Ending as JSON; None while the request runs."""
 
@@ -135,22 +132,9 @@ class Opening:
     """Record of a request's start, with its first tokens, which begin with those of its prompt."""
 
     num_prompt_tokens: int
-    params: str
     tokenizer_hash: str
     arithmetic: str = ""
     """Weights, element type and numerics that the tokens come of; empty for any."""
-
-    @classmethod
-    def of(cls, request: Request, tokenizer_hash: str, *, arithmetic: str = "") -> "Opening":
-        """Return the opening of a request that is about to run."""
-        session = request.session
-        params = {
-            "sampling": asdict(session.sampling),
-            "max_tokens": session.max_tokens,
-            "stop": request.stop,
-            "verification": session.verification,
-        }
-        return cls(len(request.tokens), json.dumps(params), tokenizer_hash, arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +162,11 @@ class SessionUpdate:
             raise InvalidRequest(
                 f"a prompt of {opening.num_prompt_tokens} tokens opens a session of {num_tokens}"
             )
-        for text in (self.ending, opening and opening.params):
-            if text and len(text.encode()) > bounds.max_text_bytes:
-                raise CapacityError(
-                    f"a request's text has {len(text.encode())} bytes, but at most"
-                    f" {bounds.max_text_bytes} are kept"
-                )
+        size = len((self.ending or "").encode())
+        if size > bounds.max_text_bytes:
+            raise CapacityError(
+                f"a request's text has {size} bytes, but at most {bounds.max_text_bytes} are kept"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +190,7 @@ class Bounds(Bounded):
     )
     max_tokens: int = 1 << 20
     max_text_bytes: int = 1 << 18
-    """Most bytes of a request's parameters, and of how it ended."""
+    """Most bytes of how a request ended."""
     max_past: int = 64
     """Earlier requests of a session whose ids are remembered."""
 

@@ -46,7 +46,7 @@ class StoredSession:
 
     def num_bytes(self) -> int:
         turn = self.record.turn
-        texts = (turn.params, turn.ending or "", *self.past)
+        texts = (turn.ending or "", *self.past)
         return _OVERHEAD_BYTES + 4 * len(self.tokens) + sum(map(len, texts))
 
     def is_again(self, claim: Claim) -> bool:
@@ -121,8 +121,7 @@ class StoredSession:
         if update.ending is not None:
             turn = replace(turn, ending=update.ending)
         if opening is not None:
-            num_tokens, params = opening.num_prompt_tokens, opening.params
-            turn = replace(turn, num_prompt_tokens=num_tokens, params=params)
+            turn = replace(turn, num_prompt_tokens=opening.num_prompt_tokens)
             arithmetic = opening.arithmetic or None
             record = replace(record, tokenizer_hash=opening.tokenizer_hash, arithmetic=arithmetic)
         self.tokens.extend(update.tokens[len(self.tokens) - update.start :])

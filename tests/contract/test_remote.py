@@ -66,7 +66,7 @@ def granted(*tokens, fallback="", proposing_s=0.005):
     answer.verdict.proposed.proposal.CopyFrom(proposal_to_pb(drafted))
     answer.verdict.proposed.num_copied = 1
     answer.verdict.num_accepted = 1
-    answer.verdict.fallback, answer.verdict.proposing_s = fallback, proposing_s
+    answer.verdict.proposed.fallback, answer.verdict.proposing_s = fallback, proposing_s
     return answer
 
 

@@ -126,7 +126,7 @@ class RequestRunner:
             self.telemetry.rounds.count(catalog.TOKENS_PROMPT, amount=len(request.tokens))
             recorder.span.begins("between")
             model = placed.model
-            opening = Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
+            opening = Opening(len(request.tokens), model.tokenizer_hash, model.arithmetic)
             journal.open(request.tokens, opening)
 
             def on_loss() -> None:

@@ -145,12 +145,11 @@ class ProposalStream:
 
 @dataclass(frozen=True, slots=True)
 class GrantedProposal:
-    """Proposal of a granted round, as it came and as a value, the reason if there is none, and the
-    seconds from the verdict before."""
+    """Proposal of a granted round: as it came, with the reason if there is none, and as a value.
+    `seconds` are those from the verdict before."""
 
     proposed: draft_pb2.Proposed
     proposal: Proposal
-    fallback: str | None
     seconds: float
 
 
@@ -202,19 +201,18 @@ class GrantedRounds:
             self.request(grant, sequence)
         self._is_begun = False
         if self._plan is None:
-            return GrantedProposal(draft_pb2.Proposed(), Proposal(), None, 0.0)
-        fallback: str | None = None
+            return GrantedProposal(draft_pb2.Proposed(), Proposal(), 0.0)
         try:
             proposed = await self._proposed(sequence, grant.max_wait_ms / 1000)
             proposal = proposed_from_pb(proposed)
             depth = max(self._plan.max_depth, self._plan.lookup.max_depth)
             check_size(proposal, self._plan.max_nodes, depth)
             check_proposal(sequence.session, proposal, vocab_size=vocab_size)
-            fallback = lacking(proposal)
+            proposed.fallback = lacking(proposal) or ""
         except SlipstreamError as error:
-            proposed, proposal = draft_pb2.Proposed(), Proposal()
-            fallback = LATE if isinstance(error, DeadlineExceeded) else reason_of(error)
-        return GrantedProposal(proposed, proposal, fallback, self._clock() - self._decided_s)
+            reason = LATE if isinstance(error, DeadlineExceeded) else reason_of(error)
+            proposed, proposal = draft_pb2.Proposed(fallback=reason), Proposal()
+        return GrantedProposal(proposed, proposal, self._clock() - self._decided_s)
 
     async def _proposed(self, sequence: TokenSequence, limit_s: float) -> draft_pb2.Proposed:
         try:

@@ -175,7 +175,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 yield await self._park(message.park, stream)
                 return
             async for answer in rounds[kind](message, stream):
-                inbox.is_granting = not (answer.verdict.finish_reason or answer.verdict.fallback)
+                verdict = answer.verdict
+                inbox.is_granting = not (verdict.finish_reason or verdict.proposed.fallback)
                 if answer.HasField("verdict") and (grant := inbox.granted()) is not None:
                     stream.granted.request(grant, stream.sequence)
                     await asyncio.sleep(0)  # the request goes out first
@@ -208,7 +209,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         verdict = _verdict(done, arrived)
         verdict.proposed.CopyFrom(found.proposed)
         verdict.proposing_s = found.seconds
-        verdict.fallback = found.fallback or ""
         yield target_pb2.VerifyResponse(verdict=verdict)
 
     def _begin(self, message: target_pb2.VerifyProposal, stream: VerifyStream) -> PendingRequest:

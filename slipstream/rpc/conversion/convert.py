@@ -27,10 +27,14 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
 
 def proposed_from_pb(message: draft_pb2.Proposed) -> Proposal:
     """Convert a draft's answer, copies and times included; raises what `proposal_from_pb` does."""
+    fallback = message.fallback[:40] or None
+    if not message.HasField("proposal"):
+        return Proposal(fallback=fallback)
     proposal = proposal_from_pb(message.proposal)
     check_count("copies among the nodes", message.num_copied, len(proposal.tree))
     return replace(
         proposal,
+        fallback=fallback,
         staleness=message.staleness,
         timing=value_from_pb(ReplyTiming, message.timing),
         sources=(CopySource.LOOKUP,) * message.num_copied,
@@ -40,21 +44,14 @@ def proposed_from_pb(message: draft_pb2.Proposed) -> Proposal:
 def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
     """Convert a verdict, with what was proposed for it where that was granted."""
     _check_counts(message)
-    own = {"offer": _offer_from_pb(message), "proposal": _granted_from_pb(message)}
-    verdict = value_from_pb(Verdict, message, **own)
+    proposal = proposed_from_pb(message.proposed) if message.HasField("proposed") else None
+    offer = _offer_from_pb(message)
+    verdict = value_from_pb(Verdict, message, offer=offer, proposal=proposal)
     if len(verdict.logprobs) not in (0, len(verdict.tokens)):
         raise InvalidRequest(
             f"{len(verdict.logprobs)} log-probabilities are of {len(verdict.tokens)} tokens"
         )
     return verdict
-
-
-def _granted_from_pb(message: target_pb2.Verdict) -> Proposal | None:
-    if not message.HasField("proposed"):
-        return None
-    proposed = message.proposed
-    proposal = proposed_from_pb(proposed) if proposed.HasField("proposal") else Proposal()
-    return replace(proposal, fallback=message.fallback[:40] or proposal.fallback)
 
 
 def _check_counts(message: target_pb2.Verdict) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, refused_as
 from slipstream.core.grammar import GrammarKind
 from slipstream.core.policy.options import Mode
 from slipstream.core.request.origins import TokenOrigin
@@ -197,45 +197,34 @@ def proposal_to_pb(proposal: Proposal, *, with_stats: bool = True) -> common_pb2
 
     Raises `InvalidRequest` for ids that are no token's, such as negative ones.
     """
+    tree, stats = proposal.tree, proposal.stats if with_stats else ()
+    scores = [stat.score for stat in stats if stat.score is not None]
     try:
-        return _proposal_to_pb(proposal, proposal.stats if with_stats else ())
+        laws = [
+            common_pb2.NodeLaw(node=index - 1, law=message_of(common_pb2.SparseLaw, own))
+            for index, own in enumerate(proposal.distributions)
+            if own is not None
+        ]
+        return common_pb2.Proposal(
+            tree=common_pb2.TokenTree(tokens=tree.tokens, parents=tree.parents),
+            top_probs=[stat.top_prob for stat in stats],
+            probs=[stat.prob for stat in stats],
+            entropies=[stat.entropy for stat in stats],
+            scores=scores if len(scores) == len(stats) else (),
+            laws=laws,
+            stopped_by=proposal.stopped_by,
+        )
     except ValueError as error:  # out of the range of a field
         raise InvalidRequest(f"the proposal can't be told: {error}") from None
-
-
-def _proposal_to_pb(proposal: Proposal, stats: Sequence[NodeStats]) -> common_pb2.Proposal:
-    scores = [stat.score for stat in stats if stat.score is not None]
-    laws = [
-        common_pb2.NodeLaw(
-            node=index - 1, law=common_pb2.SparseLaw(tokens=own.tokens, probs=own.probs)
-        )
-        for index, own in enumerate(proposal.distributions)
-        if own is not None
-    ]
-    return common_pb2.Proposal(
-        tree=common_pb2.TokenTree(tokens=proposal.tree.tokens, parents=proposal.tree.parents),
-        top_probs=[stat.top_prob for stat in stats],
-        probs=[stat.prob for stat in stats],
-        entropies=[stat.entropy for stat in stats],
-        scores=scores if len(scores) == len(stats) else (),
-        laws=laws,
-        stopped_by=proposal.stopped_by,
-    )
 
 
 def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
     """Convert a proposal. Raises `InvalidRequest` for its form; see `check_proposal`."""
     check_proposal_counts(message)
-    tree = _tree_from_pb(message.tree)
+    with refused_as("the proposal's tree is broken:"):
+        tree = TokenTree(tuple(message.tree.tokens), tuple(message.tree.parents))
     distributions = _distributions_from_pb(message.laws, len(tree))
     return Proposal(tree, _stats_from_pb(message), distributions, message.stopped_by)
-
-
-def _tree_from_pb(message: common_pb2.TokenTree) -> TokenTree:
-    try:
-        return TokenTree(tuple(message.tokens), tuple(message.parents))
-    except ValueError as error:
-        raise InvalidRequest(f"the proposal's tree is broken: {error}") from None
 
 
 def _stats_from_pb(message: common_pb2.Proposal) -> tuple[NodeStats, ...]:
@@ -256,8 +245,7 @@ def _distributions_from_pb(
     for message in messages:
         if not ROOT <= message.node < num_nodes:
             raise InvalidRequest(f"a distribution is for node {message.node} of {num_nodes}")
-        tokens, probs = tuple(message.law.tokens), tuple(message.law.probs)
-        distributions[message.node + 1] = SparseDistribution(tokens, probs)
+        distributions[message.node + 1] = value_from_pb(SparseDistribution, message.law)
     return tuple(distributions)
 
 

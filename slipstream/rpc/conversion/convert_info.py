@@ -8,7 +8,6 @@ from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.request import MODEL_DEFAULTS, ModelFacts
-from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion.convert_common import TOOL_FORMAT, message_of, value_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
@@ -28,10 +27,6 @@ def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
 def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
     defaults = _defaults_from_pb(message.sampling_defaults)
     return value_from_pb(ModelInfo, message, sampling_defaults=defaults)
-
-
-def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
-    return value_from_pb(ServerInfo, message)
 
 
 def _defaults_from_pb(message: common_pb2.SamplingParams) -> dict[str, float]:

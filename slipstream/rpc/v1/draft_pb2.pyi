@@ -366,10 +366,13 @@ class Proposed(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     NUM_COPIED_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
     staleness: _builtins.int
     """Positions by which the target's keys and values lagged behind the tokens."""
     num_copied: _builtins.int
     """Nodes at the end of the tree that are copies of the text."""
+    fallback: _builtins.str
+    """Reason of a granted round without a proposal: a word or two."""
     @_builtins.property
     def proposal(self) -> _common_pb2.Proposal:
         """The proposal."""
@@ -385,10 +388,11 @@ class Proposed(_message.Message):
         staleness: _builtins.int = ...,
         timing: _common_pb2.ReplyTiming | None = ...,
         num_copied: _builtins.int = ...,
+        fallback: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_copied", b"num_copied", "proposal", b"proposal", "staleness", b"staleness", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "num_copied", b"num_copied", "proposal", b"proposal", "staleness", b"staleness", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,7 +100,7 @@ Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
 @_typing.final
 class GrantRounds(_message.Message):
     """Permission for rounds behind those that are under way, each of which has a verdict of its own. They
-    end early with a verdict that ends the text, or has a `fallback`, and with `park`.
+    end early with a verdict that ends the text, or has a `proposed.fallback`, and with `park`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -382,7 +382,6 @@ class Verdict(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROPOSED_FIELD_NUMBER: _builtins.int
     PROPOSING_S_FIELD_NUMBER: _builtins.int
-    FALLBACK_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """Number of them that came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -391,8 +390,6 @@ class Verdict(_message.Message):
     """Leading tokens whose keys and values were cached before this round."""
     proposing_s: _builtins.float
     """Wait for it in seconds, from the verdict before."""
-    fallback: _builtins.str
-    """Reason of a granted round without a proposal: a word or two."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted draft tokens, then the target's own."""
@@ -440,11 +437,10 @@ class Verdict(_message.Message):
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         proposed: _draft_pb2.Proposed | None = ...,
         proposing_s: _builtins.float = ...,
-        fallback: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "proposed", b"proposed", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "finish_reason", b"finish_reason", "forced", b"forced", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "offer", b"offer", "prompt_logprobs", b"prompt_logprobs", "proposed", b"proposed", "proposing_s", b"proposing_s", "roots", b"roots", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "forced", b"forced", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "offer", b"offer", "prompt_logprobs", b"prompt_logprobs", "proposed", b"proposed", "proposing_s", b"proposing_s", "roots", b"roots", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,7 +38,7 @@ end
 if not is_there then
   if not creates or model == '' then return {'absent'} end
   redis.call('HSET', session, 'owner', owner, 'model', model, 'count', 0, 'prompt', 0,
-             'params', '', 'request', request, 'digest', digest, 'before', 0)
+             'request', request, 'digest', digest, 'before', 0)
   redis.call('HDEL', session, 'ending', 'past', 'tokenizer', 'target', 'draft', 'arithmetic')
   redis.call('DEL', tokens)
   count = 0
@@ -67,7 +67,7 @@ else
   local _, num_past = string.gsub(past, '\n', '')
   for _ = 1, num_past - max_past do past = string.gsub(past, '^[^\n]*\n', '') end
   redis.call('HSET', session, 'request', request, 'digest', digest, 'past', past, 'prompt', 0,
-             'params', '', 'count', whole(count), 'before', whole(count))
+             'count', whole(count), 'before', whole(count))
   redis.call('HDEL', session, 'ending')
 end
 fence = math.max(fence + 1, now)

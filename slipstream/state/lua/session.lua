@@ -34,6 +34,6 @@ end
 
 local function record(fence, leased)
   local fields = redis.call('HMGET', session, 'owner', 'model', 'request', 'digest', 'prompt',
-                            'params', 'ending', 'tokenizer', 'target', 'draft', 'arithmetic')
+                            'ending', 'tokenizer', 'target', 'draft', 'arithmetic')
   return {'', whole(fence), leased, fields, redis.call('GET', tokens) or ''}
 end

@@ -18,21 +18,21 @@ async def test_a_session_is_all_that_was_said_of_it(store):
     await store.release(lease, target="target:1", draft="draft:1")
     record = (await store.acquire(claim())).record
     assert (record.session_id, record.owner, record.model) == ("chat", "ann", "small")
-    assert record.turn == StoredTurn("r1", "digest of r1", 2, '{"seed": 1}', '{"reason": "stop ✓"}')
+    assert record.turn == StoredTurn("r1", "digest of r1", 2, '{"reason": "stop ✓"}')
     assert (record.tokens, record.output) == ((5, 6, 7, 8, 2**32 - 1), (7, 8, 2**32 - 1))
     assert (record.tokenizer_hash, record.target, record.draft) == ("hash", "target:1", "draft:1")
 
 
 async def test_a_request_may_follow_the_newest_request_alone(store):
     await told(store, begins("r1"), opened(5, 6, 7))
-    second = SessionUpdate(3, (8, 9), Opening(4, "{}", "hash"), ending="{}")
+    second = SessionUpdate(3, (8, 9), Opening(4, "hash"), ending="{}")
     await told(store, claim("r2", after="r1"), second)
     for after in ("r1", "r0"):
         with pytest.raises(errors.SessionOutOfSync, match="session chat has gone on since"):
             await store.acquire(claim("r3", after=after))
     await store.release(await held(store, claim("r3", after="r2")), **NOWHERE)
     lost = await held(store, claim("r4", after="r2"))  # r3 has left no token
-    await store.append(lost, SessionUpdate(5, (1, 2), Opening(6, "{}", "hash"), ending="{}"))
+    await store.append(lost, SessionUpdate(5, (1, 2), Opening(6, "hash"), ending="{}"))
     again = await store.acquire(claim("r4", after="r2"))  # which is answered, not run
     assert again.lease is None
 
@@ -50,7 +50,7 @@ async def test_a_turn_that_was_left_ends_no_session(place, num_left, opens, is_r
     for number in range(num_left):
         lease = await held(store, claim(f"left{number}", after="r1"))
         if opens:
-            await store.append(lease, SessionUpdate(3, (8, 9), Opening(4, "{}", "hash")))
+            await store.append(lease, SessionUpdate(3, (8, 9), Opening(4, "hash")))
             with pytest.raises(errors.SessionBusy):  # not: has gone on since
                 await store.acquire(claim("r2", after="r1"))
         if is_released:
@@ -61,7 +61,7 @@ async def test_a_turn_that_was_left_ends_no_session(place, num_left, opens, is_r
     if opens:
         with pytest.raises(errors.SessionTaken):
             await store.append(lease, SessionUpdate(5, (10,)))
-    await store.append(grant.lease, SessionUpdate(3, (1, 2), Opening(4, "{}", "hash"), ending="{}"))
+    await store.append(grant.lease, SessionUpdate(3, (1, 2), Opening(4, "hash"), ending="{}"))
     assert (await store.acquire(claim("r2", after="r1"))).record.tokens == (5, 6, 7, 1, 2)
     for after in ("r1", "left0"):  # a turn that ended is never dropped
         with pytest.raises(errors.SessionOutOfSync, match="session chat has gone on since"):
@@ -74,7 +74,7 @@ async def test_a_turn_that_was_left_ends_no_session(place, num_left, opens, is_r
 
 async def test_a_turn_that_was_left_stays_where_the_next_one_names_it_or_none(store):
     await told(store, begins("r1"), replace(opened(5, 6, 7), ending="{}"))
-    await told(store, claim("r2"), SessionUpdate(3, (8, 9), Opening(4, "{}", "hash")))
+    await told(store, claim("r2"), SessionUpdate(3, (8, 9), Opening(4, "hash")))
     lease = await held(store, claim("r3", after="r2"))
     await store.release(lease, **NOWHERE)
     assert (await store.acquire(claim("r4"))).record.tokens == (5, 6, 7, 8, 9)
@@ -86,7 +86,7 @@ async def test_the_same_request_takes_over_and_the_older_lease_writes_no_more(st
     grant = await store.acquire(begins(holder="router 2"))
     assert grant.lease.fence > older.fence
     assert grant.record.tokens == (5, 6, 7)
-    assert grant.record.turn == StoredTurn("r1", "digest of r1", 2, '{"seed": 1}')
+    assert grant.record.turn == StoredTurn("r1", "digest of r1", 2)
     for write in (store.append(older, SessionUpdate(3, (8,))), store.renew(older)):
         with pytest.raises(errors.SessionTaken, match="session chat has been taken over"):
             await write

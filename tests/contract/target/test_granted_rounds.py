@@ -84,7 +84,9 @@ async def test_granted_plain_rounds_have_the_tokens_of_requested_ones(served, st
     found = [first, *await verdicts(stream, 8)]
     assert (*PROMPT, *spelled(found)) == right[: len(PROMPT) + 9]
     assert not first.HasField("proposed")
-    assert all(verdict.HasField("proposed") and not verdict.fallback for verdict in found[1:])
+    assert all(
+        verdict.HasField("proposed") and not verdict.proposed.fallback for verdict in found[1:]
+    )
 
 
 async def test_a_draft_is_asked_for_each_granted_round_behind_the_keys_of_what_became_final(
@@ -180,7 +182,7 @@ async def test_a_granted_round_without_a_proposal_is_plain_and_the_last(
     if act is not absent:
         await act(draft)
     found += await verdicts(stream, 1)
-    assert found[-1].fallback == word
+    assert found[-1].proposed.fallback == word
     await grant(stream, 5)  # on its way when the round fell back
     start = len(PROMPT) + len(spelled(found))
     found.append(await stream.verify(start, ()))  # the next answer is that of a request
@@ -198,13 +200,13 @@ async def test_a_proposal_that_comes_too_late_is_no_other_round_s(served, stream
     again = await stream.verify(len(PROMPT) + 2, ())
     await grant(stream, 1, PLAN)
     (still,) = await verdicts(stream, 1)
-    assert (late.fallback, again.fallback, still.fallback) == ("late", "", "late")
+    assert tuple(it.proposed.fallback for it in (late, again, still)) == ("late", "", "late")
     await draft.propose(1)  # and now it may be asked again
     await stream.verify(len(PROMPT) + 4, ())
     await grant(stream, 1, PLAN)
     assert list((await draft.asked()).delta.tokens)
     await draft.propose(1)
-    assert not (await verdicts(stream, 1))[0].fallback
+    assert not (await verdicts(stream, 1))[0].proposed.fallback
     draft.call.cancel()
 
 
@@ -224,7 +226,7 @@ async def test_a_draft_may_come_after_its_round_was_granted_and_another_take_its
     assert (await second.asked()).delta.start <= len(PROMPT)  # which the router has told it
     await second.propose(tiny.VOCAB - 1)
     (verdict,) = await verdicts(stream, 1)
-    assert not verdict.fallback
+    assert not verdict.proposed.fallback
     for draft in (first, second, reader):
         draft.call.cancel()
 
@@ -291,5 +293,5 @@ async def test_more_messages_than_a_stream_holds_for_later_are_refused(served, s
         await grant(stream, 1, PLAN, wait_ms=1000)
     (late,) = await verdicts(stream, 1)
     status = await refusal(stream.call.read())
-    assert (late.fallback, status.code()) == ("late", StatusCode.INVALID_ARGUMENT)
+    assert (late.proposed.fallback, status.code()) == ("late", StatusCode.INVALID_ARGUMENT)
     assert status.details() == "more than 64 messages wait for a round"

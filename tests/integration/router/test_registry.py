@@ -82,7 +82,7 @@ async def test_a_service_is_listed_while_it_runs_also_when_the_store_comes_late(
         server.kill()
         async with redis.asyncio.from_url(server.url) as client:
             registry = registry_of(client)
-            async with announced(registry, target, every_s=0.02):
+            async with announced(registry, target(), every_s=0.02):
                 await until(lambda: "can't announce itself" in caplog.text)
                 server.start()
                 await until(lambda: "announces itself again" in caplog.text)

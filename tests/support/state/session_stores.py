@@ -130,7 +130,7 @@ async def held(store: SessionStore, asked: Claim) -> StoreLease:
 
 
 def opened(*tokens: int, num_prompt_tokens: int = 2, start: int = 0) -> SessionUpdate:
-    return SessionUpdate(start, tokens, Opening(num_prompt_tokens, '{"seed": 1}', "hash"))
+    return SessionUpdate(start, tokens, Opening(num_prompt_tokens, "hash"))
 
 
 async def told(store: SessionStore, asked: Claim, update: SessionUpdate, **placed: Any) -> None:

@@ -13,7 +13,7 @@ from slipstream.state.memory import MemoryStore
 from slipstream.state.store import Bounds, Claim, Opening
 
 PROMPT = (1, 2, 3)
-OPENING = Opening(len(PROMPT), "{}", "hash")
+OPENING = Opening(len(PROMPT), "hash")
 CLAIM = Claim("s", "r", "digest", "", "here", "model", True, 100.0)
 _OUTCOMES = Outcomes().summary(num_spec_tokens=0, lossless=True)
 STATS = RequestStats(3, 0, 4, Timings(0, 0, 0, 0), _OUTCOMES)

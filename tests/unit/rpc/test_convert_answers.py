@@ -105,7 +105,7 @@ def test_a_model_is_the_same_on_the_other_side(model):
 @given(values_of(ServerInfo))
 def test_a_router_is_the_same_on_the_other_side(server):
     told = info.message_of(pb.GetServerInfoResponse, server)
-    assert info.server_info_from_pb(over_the_wire(told)) == server
+    assert info.value_from_pb(ServerInfo, over_the_wire(told)) == server
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
     door, keeper = claims(store), LeaseKeeper(lease_s=15.0)
     store.answers.set()
     first = (await door.acquire(IN_SESSION, "", "m")).journal
-    first.open((1, 2), Opening(2, "{}", "hash"))
+    first.open((1, 2), Opening(2, "hash"))
     await first.keep([3], None)
     await first.close(target="t", draft="d")
     store.answers.clear()
