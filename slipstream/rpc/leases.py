@@ -108,7 +108,10 @@ class Leases:
         check_fits("the owner has", len(owner), "characters", MAX_OWNER_LENGTH)
         running = self._active.get(session_id)
         parked = self._parked.get(session_id)
-        self._check_fence(session_id, fence, running, parked)
+        held = running or parked
+        # A parked session may go on under the fence that parked it; a running one may not.
+        if held is not None and fence < held.fence + (held is running):
+            raise SessionTaken(f"session {session_id} is held with fence {held.fence}, not {fence}")
         if running is not None:
             running.revoke()
         lease = Lease(session_id, fence, owner)
@@ -162,15 +165,6 @@ class Leases:
             await self._evict(session_id)
         while self._tasks:
             await asyncio.gather(*self._tasks)
-
-    def _check_fence(
-        self, session_id: str, fence: int, running: Lease | None, parked: _Parked | None
-    ) -> None:
-        """A parked session may go on under the fence that parked it; a running one may not."""
-        taken = running is not None and running.fence >= fence
-        if taken or (parked is not None and parked.fence > fence):
-            held = running.fence if running else parked.fence if parked else 0
-            raise SessionTaken(f"session {session_id} is held with fence {held}, not {fence}")
 
     async def _make_room(self) -> None:
         """Evict parked sessions until all the limits hold, each of the owner with the most."""

@@ -6,12 +6,10 @@ import hashlib
 import json
 import re
 import secrets
-import struct
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any
 
 from slipstream.core.errors import (
     InvalidRequest,
@@ -21,7 +19,6 @@ from slipstream.core.errors import (
     check,
 )
 from slipstream.core.policy.profile import DraftFacts
-from slipstream.core.request.prompt import Prompt, are_ids
 from slipstream.core.request.request import (
     Generation,
     ModelFacts,
@@ -229,10 +226,9 @@ def fingerprint(asked: Generation) -> str:
     tokens decide nothing. Every router of a version returns the same.
     """
     session = asked.session and replace(asked.session, create=False)
-    kind, prompt = _prompt_bytes(asked.prompt)
     nameless = replace(
         asked,
-        prompt=kind,
+        prompt="",
         ask=replace(
             asked.ask,
             request_id="",
@@ -245,33 +241,6 @@ def fingerprint(asked: Generation) -> str:
         num_received=0,
     )
     digest = hashlib.sha256(json.dumps(asdict(nameless), sort_keys=True).encode())
-    digest.update(b"\n")  # which JSON on one line does not have
-    digest.update(prompt)
+    # Apart, as `asdict` would copy every part of it.
+    digest.update(json.dumps(asked.prompt, sort_keys=True, default=dict).encode())
     return digest.hexdigest()
-
-
-def _prompt_bytes(prompt: Prompt) -> tuple[str, bytes]:
-    """Return the form of a checked prompt, and its bytes, which no other prompt of the form has."""
-    if isinstance(prompt, str):
-        return "text", prompt.encode()
-    if are_ids(prompt):
-        return "ids", struct.pack(f"<{len(prompt)}I", *prompt)
-    return "messages", b"".join(_parts(prompt))
-
-
-def _parts(value: Any) -> Iterator[bytes]:
-    """Yield the bytes of messages, each with its form and size before it. Texts are no JSON: to
-    write that takes ten times as long as to copy them."""
-    if isinstance(value, str):
-        text = value.encode()
-        yield from (b"s%d:" % len(text), text)
-    elif isinstance(value, Mapping):
-        yield b"m%d:" % len(value)
-        for name in sorted(value):
-            yield from (*_parts(name), *_parts(value[name]))
-    elif isinstance(value, Sequence):
-        yield b"l%d:" % len(value)
-        for item in value:
-            yield from _parts(item)
-    else:
-        yield b"j%b;" % json.dumps(value).encode()

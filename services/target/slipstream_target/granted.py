@@ -4,7 +4,7 @@ proposal of the draft that reads the session's keys and values."""
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError, Unavailable
@@ -79,13 +79,13 @@ class Inbox:
             self._news.set()
 
 
-class ProposalStream:
-    """A reader of keys and values that proposes for the granted rounds of its session, on
-    request."""
+class KvReader:
+    """A reader of a session's keys and values, which may propose for granted rounds, on request."""
 
-    def __init__(self, on_request: Callable[[], None]) -> None:
-        """`on_request` is called when there is a request to be sent, or an error to be raised."""
-        self._on_request = on_request
+    def __init__(self, timeout: asyncio.Timeout) -> None:
+        self.news = asyncio.Event()
+        """Set when there may be more to send, or an error to be raised."""
+        self.timeout = timeout
         self._unsent: draft_pb2.Propose | None = None
         self._due: asyncio.Future[draft_pb2.Proposed | None] | None = None
         self._num_told = 0
@@ -107,7 +107,7 @@ class ProposalStream:
             self._due.set_result(None)
         message = message_of(common_pb2.Delta, delta)
         self._unsent = draft_pb2.Propose(delta=message, plan=plan)
-        self._on_request()
+        self.news.set()
 
     def requested(self) -> draft_pb2.Propose | None:
         """Return what is to be sent, once."""
@@ -132,7 +132,7 @@ class ProposalStream:
         async for message in messages:
             if not message.HasField("proposed") or self._due is None or self._due.done():
                 self._error = InvalidRequest("a proposal was sent that was not requested")
-                self._on_request()
+                self.news.set()
                 return
             self._due.set_result(message.proposed)
 
@@ -158,7 +158,7 @@ class GrantedRounds:
 
     def __init__(self, *, clock: Clock = time.perf_counter) -> None:
         self._clock = clock
-        self._proposals: ProposalStream | None = None
+        self._proposals: KvReader | None = None
         self._num_known = 0
         self._most_nodes: int | None = None
         self._decided_s = 0.0
@@ -167,7 +167,7 @@ class GrantedRounds:
         self._is_begun = self._is_requested = False
         self._has_draft = asyncio.Event()
 
-    def propose_by(self, proposals: ProposalStream | None) -> None:
+    def propose_by(self, proposals: KvReader | None) -> None:
         """Have another draft propose, or none."""
         if self._proposals is not None:
             self._proposals.close()

@@ -37,7 +37,8 @@ from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry.logs import bind
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.kv_sender import KvSender, KvSlice
-from slipstream_target.verify_stream import KvReader, VerifyStream
+from slipstream_target.granted import KvReader
+from slipstream_target.verify_stream import VerifyStream
 
 SLICE_BYTES = 4 << 20
 """Size of a slice. Beside a busy engine one goes out per round, so this bounds the speed. What a
@@ -105,9 +106,9 @@ class KvStreams:
         source = KvStreamSource(request.session_id, self._incarnation)
         self.num_open += 1
         try:
-            async with session.reader() as reader, beside(reader.proposals.read(messages)):
+            async with session.reader() as reader, beside(reader.read(messages)):
                 if request.proposes:
-                    session.granted.propose_by(reader.proposals)
+                    session.granted.propose_by(reader)
                 stream = _KvStream(source, form, session, reader, write, on_sent)
                 skipped = range(request.skip_from, request.skip_to) or range(0)
                 sender = await self._sender(stream, request.start, skipped)
@@ -161,7 +162,7 @@ class KvStreams:
                         f"keys and values from position {start} on were asked for, but none are"
                         " held yet"
                     ) from None
-                stream.reader.proposals.check()
+                stream.reader.check()
                 await news.wait()
             else:
                 return done.value
@@ -178,7 +179,7 @@ class KvStreams:
             if num_bytes:
                 stream.on_sent(num_bytes)
             else:
-                stream.reader.proposals.check()
+                stream.reader.check()
                 await stream.reader.news.wait()
 
     async def _send_snapshot(self, stream: _KvStream, sender: KvSender) -> int:
@@ -197,7 +198,7 @@ class KvStreams:
                 raise following
             messages = following
             count += sum(num_positions for num_positions, _ in messages)
-        propose = stream.reader.proposals.requested()
+        propose = stream.reader.requested()
         if propose is not None:
             num_positions, data = messages.pop() if messages else (0, b"")
             messages.append((num_positions, data + propose_to_bytes(propose)))

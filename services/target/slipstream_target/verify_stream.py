@@ -10,22 +10,12 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.rpc.leases import Lease
 from slipstream.verifying.grammar_constraint import CompiledGrammar
-from slipstream_target.granted import GrantedRounds, ProposalStream
+from slipstream_target.granted import GrantedRounds, KvReader
 
 MAX_READERS = 4
 """Readers of one session: a draft, and what it left behind when it lost its connection."""
 LINGER_S = 5.0
 """Longest time for a reader to take what it was sent, once the stream has ended."""
-
-
-class KvReader:
-    """A reader of a session's keys and values, which may propose for granted rounds."""
-
-    def __init__(self, timeout: asyncio.Timeout) -> None:
-        self.news = asyncio.Event()
-        """Set when there may be more."""
-        self.timeout = timeout
-        self.proposals = ProposalStream(self.news.set)
 
 
 class VerifyStream:
@@ -84,6 +74,6 @@ class VerifyStream:
                     yield reader
                 finally:
                     self._readers.discard(reader)
-                    reader.proposals.close()
+                    reader.close()
         except TimeoutError:
             raise Unavailable("the reader did not take what it was sent") from None

@@ -28,14 +28,13 @@ KINDS = ("glide", "eagle3", "vanilla")
 """Kinds of drafts that live in replicas, the best first. N-gram lookup runs in the router."""
 
 
-@dataclass(frozen=True, slots=True)
 class ChosenTarget:
     """A target replica chosen for a request, and what it was at that moment."""
 
-    replica: Replica[DescribedTarget]
-    model: DescribedTarget
-    epoch: asyncio.Future[str]
-    """Epoch of the replica, which ends as soon as it is lost, even if it is back at once."""
+    def __init__(self, replica: Replica[DescribedTarget], model: DescribedTarget) -> None:
+        self.replica, self.model = replica, model
+        self.epoch = replica.epoch
+        """Epoch of the replica, which ends as soon as it is lost, even if it is back at once."""
 
     @property
     def peer(self) -> Peer:
@@ -115,7 +114,7 @@ class Fleet:
         found: dict[str, ChosenTarget] = {}
         known = _described(self.targets)
         for replica, model in sorted(known, key=lambda pair: pair[0].state is ReplicaState.READY):
-            found[model.name] = ChosenTarget(replica, model, replica.epoch)  # ready ones stay
+            found[model.name] = ChosenTarget(replica, model)  # ready ones stay
         return found
 
     def context_length(self) -> int:
@@ -154,7 +153,7 @@ class Fleet:
         found = _chosen(fitting, wanted.sticky, excluded)
         if found is None:
             raise Unavailable(_without(wanted, has_others=bool(ready) and not admitted))
-        return ChosenTarget(*found, found[0].epoch)
+        return ChosenTarget(*found)
 
     def draft(
         self, target: ChosenTarget, kind: str, *, sticky: str | None, excluded: Collection[str]
@@ -222,8 +221,7 @@ class Fleet:
     def at(self, address: str | None) -> ChosenTarget | None:
         """The ready target at an address."""
         ready = _described(self.targets.ready())
-        found = (ChosenTarget(*pair, pair[0].epoch) for pair in ready if pair[0].address == address)
-        return next(found, None)
+        return next((ChosenTarget(*pair) for pair in ready if pair[0].address == address), None)
 
     def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
         """The ready draft at an address."""
