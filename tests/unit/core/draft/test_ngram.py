@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.ngram import Acceptance, MatchAcceptance, OwnText
+from slipstream.core.draft.ngram import Acceptance, OwnText
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
+from slipstream.core.draft.ngram_tree import Guesses
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.inline import finished
-from slipstream.core.sequence import Delta
+from slipstream.core.sequence import Delta, TokenSequence
 from slipstream.core.tree import Copying, CopySource
-from slipstream.core.types import Plan, Session, Shape
+from slipstream.core.types import Plan, SamplingParams, Session, Shape
 from support.models.deltas import ByDeltas
 from support.models.toy import path_tokens
 
@@ -162,32 +163,31 @@ async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_
     assert chain.tree.tokens[0] in (5, 7)
 
 
-def taught(outcomes):
-    acceptance = MatchAcceptance()
-    for match, is_right in outcomes:
-        acceptance.learn(match, is_right=is_right)
-    return acceptance
-
-
 def test_what_fails_behind_short_matches_says_nothing_of_long_ones():
-    acceptance = taught([(1, False)] * 50)
-    assert acceptance.of(1) < 0.1
-    assert acceptance.of(8) == MatchAcceptance().of(8)
+    guesses, sequence = Guesses(None, SamplingParams()), TokenSequence(session_of())
+    for token in [one for number in range(50) for one in (5, 100 + number)] + [5]:
+        sequence.append((token,))
+        guesses.take(sequence)
+        found = guesses.after(())
+    assert found[0].probability < 0.1
+    sequence.append((*range(1000, 1009), *range(1000, 1008)))
+    guesses.take(sequence)
+    assert guesses.after(())[0].probability == 0.8
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=60))
 def test_a_source_is_never_believed_more_than_it_says(outcomes):
-    store = Acceptance(0.7)
+    store = Acceptance()
     for expected, is_right in outcomes:
         store.learn(expected, is_right=is_right)
-        assert 0 < store.share <= 1
+        assert 0 < store.share(0.7) <= 1
 
 
 def test_a_source_is_believed_as_far_as_it_holds():
-    right, wrong = Acceptance(0.7), Acceptance(0.7)
-    assert right.share == pytest.approx(0.7)
+    right, wrong = Acceptance(), Acceptance()
+    assert right.share(0.7) == pytest.approx(0.7)
     for _ in range(200):
         right.learn(0.5, is_right=True)
         wrong.learn(0.5, is_right=False)
-    assert right.share == 1
-    assert wrong.share < 0.1
+    assert right.share(0.7) == 1
+    assert wrong.share(0.7) < 0.1
