@@ -19,6 +19,7 @@ from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.rpc.channel import metadata
+from slipstream.rpc.conversion.convert import model_info_from_pb
 from slipstream.rpc.conversion.convert_common import value_from_pb
 from slipstream.rpc.conversion.convert_generation import (
     chunk_from_pb,
@@ -26,7 +27,6 @@ from slipstream.rpc.conversion.convert_generation import (
     prompt_to_pb,
     result_from_pb,
 )
-from slipstream.rpc.conversion.convert_info import model_info_from_pb
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
 

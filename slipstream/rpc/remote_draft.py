@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from slipstream.core.round import LATE
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
-from slipstream.rpc.conversion.convert import trace_to_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb, value_from_pb
-from slipstream.rpc.exchange import CallOptions, Peer
-from slipstream.rpc.remote_engine import RemoteEngine
+from slipstream.rpc.exchange import CallOptions, Peer, RemoteEngine
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.spans import carried
 
@@ -65,7 +63,8 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             delta=message_of(common_pb2.Delta, delta),
             plan=message_of(draft_pb2.Plan, plan, feed=feed),
         )
-        message = self._request(propose=propose, trace=trace_to_pb(carried())).SerializeToString()
+        trace = message_of(common_pb2.TraceContext, carried())
+        message = self._request(propose=propose, trace=trace).SerializeToString()
         packed_s = clock() - began
         self._num_sent = len(sequence)
         answer = await self._answer(message, len(delta.tokens), plan.worth_s)

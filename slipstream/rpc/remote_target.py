@@ -8,10 +8,9 @@ from slipstream.core.errors import InternalError, refused_as
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Verdict
 from slipstream.core.verify.port_checks import check_proposal, check_verdict
-from slipstream.rpc.conversion.convert import trace_to_pb, verdict_from_pb
+from slipstream.rpc.conversion.convert import verdict_from_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
-from slipstream.rpc.exchange import CallOptions, Peer
-from slipstream.rpc.remote_engine import RemoteEngine
+from slipstream.rpc.exchange import CallOptions, Peer, RemoteEngine
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.spans import carried
 
@@ -99,7 +98,8 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
             delta=message_of(common_pb2.Delta, delta),
             proposal=proposal_to_pb(proposal, with_stats=False),  # which targets don't need
         )
-        message = target_pb2.VerifyRequest(verify=verify, trace=trace_to_pb(carried()))
+        trace = message_of(common_pb2.TraceContext, carried())
+        message = target_pb2.VerifyRequest(verify=verify, trace=trace)
         messages = [message.SerializeToString()]
         if self._granted is not None:
             (num_granted, grant), self._granted = self._granted, None

@@ -60,7 +60,7 @@ def parent_of(carrier: Carrier | None) -> Context | None:
 
     None without a valid carrier: the recommendation has an invalid one ignored, too.
     """
-    if carrier is None:
+    if carrier is None or not carrier.traceparent:
         return None
     headers = {"traceparent": carrier.traceparent}
     if len(carrier.tracestate) <= MAX_TRACESTATE:
@@ -142,7 +142,7 @@ class Replies:
         self._clock = clock
 
     @contextmanager
-    def answering(self, name: str, carrier: Carrier | None) -> Iterator[Reply | None]:
+    def answering(self, name: str, carrier: Carrier) -> Iterator[Reply | None]:
         """A span around a reply, current meanwhile, whose status is an error that passes; None
         where the message is not traced."""
         parent = parent_of(carrier)

@@ -8,14 +8,13 @@ from slipstream.core.types import Proposal
 from slipstream.drafting.build import Drafter
 from slipstream.engine.thread import Done
 from slipstream.models.glide.target_parts import LoadedParts
-from slipstream.rpc.conversion.convert import trace_from_pb
-from slipstream.rpc.conversion.convert_common import message_of
+from slipstream.rpc.conversion.convert_common import message_of, value_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import proposed_attributes
 from slipstream.telemetry.metric import Telemetry
-from slipstream.telemetry.spans import Replies, Reply
+from slipstream.telemetry.spans import Carrier, Replies, Reply
 from slipstream.text.token_bytes import same_numbering
 
 _LAYOUT = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
@@ -84,7 +83,7 @@ class DraftTelemetry:
         self, message: draft_pb2.SpeculateRequest
     ) -> AbstractContextManager[Reply | None]:
         """Return the span around a proposal; None where the message is not traced."""
-        return self._replies.answering(PROPOSE, trace_from_pb(message.trace))
+        return self._replies.answering(PROPOSE, value_from_pb(Carrier, message.trace))
 
     def record_proposal(
         self, reply: Reply | None, done: Done[Proposal], *, asked_s: float, kv_wait_s: float

@@ -23,6 +23,7 @@ from slipstream.core.request.request import Ask, Generation, SessionRef, check_n
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import MAX_TOOLS_BYTES
+from slipstream.rpc.conversion.convert import model_info_to_pb
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.conversion.convert_generation import (
     chunk_to_pb,
@@ -30,7 +31,6 @@ from slipstream.rpc.conversion.convert_generation import (
     prompt_from_pb,
     result_to_pb,
 )
-from slipstream.rpc.conversion.convert_info import model_info_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc

@@ -17,7 +17,7 @@ import grpc
 from slipstream.core.errors import Cancelled, SessionOutOfSync, SessionTaken, check_fits
 from slipstream.core.sequence import Delta
 from slipstream.core.types import ReplyTiming
-from slipstream.rpc.conversion.convert import session_from_pb, trace_from_pb
+from slipstream.rpc.conversion.convert import session_from_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb, value_from_pb
 from slipstream.rpc.leases import Leases, kind_of
 from slipstream.rpc.protocol import identity_expectations, require_agreement
@@ -28,7 +28,7 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Telemetry
-from slipstream.telemetry.spans import Replies, Reply
+from slipstream.telemetry.spans import Carrier, Replies, Reply
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
 from slipstream_target.granted import Inbox
@@ -186,7 +186,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def _requested(self, message: target_pb2.VerifyRequest, stream: VerifyStream) -> Answers:
         """Yield that the round waits for memory, if it does, and its verdict."""
         arrived = time.perf_counter()
-        with self._replies.answering("target.verify", trace_from_pb(message.trace)) as reply:
+        carrier = value_from_pb(Carrier, message.trace)
+        with self._replies.answering("target.verify", carrier) as reply:
             pending = self._begin(message.verify, stream)
             if stream.max_queue_s is not None and await pending.is_queued():
                 yield target_pb2.VerifyResponse(queued=target_pb2.Queued())

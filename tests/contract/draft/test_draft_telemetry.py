@@ -9,7 +9,6 @@ import pytest
 
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Shape
-from slipstream.rpc.conversion.convert import trace_to_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry import catalog
@@ -44,7 +43,9 @@ class Request:
             delta=message_of(common_pb2.Delta, delta),
             plan=message_of(draft_pb2.Plan, plan, feed=self.feed),
         )
-        message = draft_pb2.SpeculateRequest(propose=propose, trace=trace_to_pb(at))
+        message = draft_pb2.SpeculateRequest(
+            propose=propose, trace=message_of(common_pb2.TraceContext, at)
+        )
         await self.call.write(message)
         return (await self.call.read()).proposed
 

@@ -18,7 +18,6 @@ from slipstream.models.causal import CausalModel
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.cache import view_layout
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert import trace_to_pb
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
 from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
@@ -78,7 +77,9 @@ class Stream:
             delta=message_of(common_pb2.Delta, Delta(start, tokens)),
             proposal=proposal_to_pb(proposal or Proposal()),
         )
-        return (await self.ask(verify=asked, trace=trace_to_pb(trace))).verdict
+        return (
+            await self.ask(verify=asked, trace=message_of(common_pb2.TraceContext, trace))
+        ).verdict
 
     async def rounds(
         self, tokens: tuple[int, ...], count: int, trace: Carrier | None = None

@@ -14,7 +14,7 @@ from slipstream.models.format.digests import file_digest
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.conversion.convert_info import draft_facts_from_pb
+from slipstream.rpc.conversion.convert import draft_facts_from_pb
 from slipstream.rpc.v1 import draft_pb2
 from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig

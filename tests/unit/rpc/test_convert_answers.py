@@ -21,7 +21,6 @@ from slipstream.core.types import FinishReason, Plan, Proposal, SparseDistributi
 from slipstream.options import without_none
 from slipstream.rpc.conversion import convert
 from slipstream.rpc.conversion import convert_generation as answered
-from slipstream.rpc.conversion import convert_info as info
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.v1 import draft_pb2, target_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -99,13 +98,13 @@ def test_a_result_is_the_same_on_the_other_side(result):
     )
 )
 def test_a_model_is_the_same_on_the_other_side(model):
-    assert info.model_info_from_pb(over_the_wire(info.model_info_to_pb(model))) == model
+    assert convert.model_info_from_pb(over_the_wire(convert.model_info_to_pb(model))) == model
 
 
 @given(values_of(ServerInfo))
 def test_a_router_is_the_same_on_the_other_side(server):
-    told = info.message_of(pb.GetServerInfoResponse, server)
-    assert info.value_from_pb(ServerInfo, over_the_wire(told)) == server
+    told = convert.message_of(pb.GetServerInfoResponse, server)
+    assert convert.value_from_pb(ServerInfo, over_the_wire(told)) == server
 
 
 @pytest.mark.parametrize(
@@ -120,16 +119,16 @@ def test_a_router_is_the_same_on_the_other_side(server):
             {"token_ids": [5], "origins": [9], "finish": {"reason": 1}},
             "token origin is 9",
         ),
-        (info.model_info_from_pb, {"verifications": [{}]}, "verification is not said"),
-        (info.model_info_from_pb, {"drafters": [{"shapes": [77]}]}, "shape is 77"),
-        (info.model_info_from_pb, {"sampling_defaults": {"top_p": 2}}, "top_p is 2"),
+        (convert.model_info_from_pb, {"verifications": [{}]}, "verification is not said"),
+        (convert.model_info_from_pb, {"drafters": [{"shapes": [77]}]}, "shape is 77"),
+        (convert.model_info_from_pb, {"sampling_defaults": {"top_p": 2}}, "top_p is 2"),
     ],
 )
 def test_an_answer_or_a_model_that_is_none_is_refused(read, message, reason):
     kinds = {
         answered.chunk_from_pb: pb.GenerateStreamResponse,
         answered.result_from_pb: pb.GenerateResponse,
-        info.model_info_from_pb: pb.ModelInfo,
+        convert.model_info_from_pb: pb.ModelInfo,
     }
     with pytest.raises(InvalidRequest, match=reason):
         read(kinds[read](**message))
@@ -139,7 +138,7 @@ def test_a_target_whose_sampling_defaults_can_not_be_is_refused():
     identity = dict.fromkeys(("model_id", "tokenizer_hash"), "x") | {"vocab_size": 9}
     about = {"identity": identity, "context_length": 9, "sampling_defaults": {"top_p": 2}}
     with pytest.raises(HandshakeError, match="defaults can't be used: top_p is 2"):
-        info.model_facts_from_pb(target_pb2.DescribeTargetResponse(**about))
+        convert.model_facts_from_pb(target_pb2.DescribeTargetResponse(**about))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1])

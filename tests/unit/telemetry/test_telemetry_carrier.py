@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
-from slipstream.rpc.conversion.convert import trace_from_pb, trace_to_pb
+from slipstream.rpc.conversion.convert_common import message_of, value_from_pb
 from slipstream.rpc.v1 import common_pb2
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.spans import MAX_TRACESTATE, Carrier, Replies, carried, parent_of
@@ -49,9 +49,9 @@ def test_what_is_carried_over_the_wire_arrives_as_it_was(trace_id, span_id, stat
     here = SpanContext(
         trace_id, span_id, is_remote=False, trace_flags=sampled, trace_state=TraceState(state)
     )
-    message = trace_to_pb(carried(NonRecordingSpan(here)))
+    message = message_of(common_pb2.TraceContext, carried(NonRecordingSpan(here)))
     there = context_of(
-        trace_from_pb(common_pb2.TraceContext.FromString(message.SerializeToString()))
+        value_from_pb(Carrier, common_pb2.TraceContext.FromString(message.SerializeToString()))
     )
     assert (there.trace_id, there.span_id, there.trace_flags) == (trace_id, span_id, sampled)
     assert list(there.trace_state.items()) == state

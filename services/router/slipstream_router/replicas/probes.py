@@ -14,7 +14,7 @@ from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
-from slipstream.rpc.conversion.convert_info import (
+from slipstream.rpc.conversion.convert import (
     check_identity,
     draft_facts_from_pb,
     model_facts_from_pb,
