@@ -116,16 +116,14 @@ class EmbeddedSession:
 
         The caches are freed with the end of the last turn, and parked with that of any other.
         """
-        asked, journal = call.generation, taken.journal
+        asked, (record, journal) = call.generation, taken
         if journal is None:
             engine = self.engine
-            said = replayed(asked, taken.record, engine.facts, engine.text.decode)
+            said = replayed(asked, record, engine.facts, engine.text.decode)
             return Answer(_said_before(said))
         try:
             encode = partial(self._encode, asked)
-            request = finished(
-                turn_request(asked, taken.record, self.engine.facts, self.facts, encode)
-            )
+            request = finished(turn_request(asked, record, self.engine.facts, self.facts, encode))
         except BaseException:
             finished(journal.close(target=None, draft=None))
             raise

@@ -58,12 +58,8 @@ class KeepRules:
         check(is_right, "store_down", self.store_down, f"{_ALLOW} or refuse")
 
 
-@dataclass(frozen=True, slots=True)
-class AcquiredSession:
-    """The session of a request that may run; without a journal the request has ended already."""
-
-    record: Record
-    journal: StoreJournal | None
+AcquiredSession = tuple[Record, StoreJournal | None]
+"""The session of a request that may run; without a journal the request has ended already."""
 
 
 @dataclass(eq=False)
@@ -98,9 +94,9 @@ class SessionLeases:
             request = StoredTurn(claim.request_id, claim.digest)
             fence = self.next_fence()
             record = Record(claim.session_id, claim.owner, claim.model, fence, request)
-            return AcquiredSession(record, StoreJournal(self.store, claim, None))
+            return record, StoreJournal(self.store, claim, None)
         journal = None if grant.lease is None else StoreJournal(self.store, claim, grant)
-        return AcquiredSession(grant.record, journal)
+        return grant.record, journal
 
     def _claim(self, generation: Generation, owner: str, model: str) -> Claim:
         session, rules = generation.session, self.rules

@@ -188,7 +188,8 @@ class ModelText:
         self.table = table
         self.has_chat_template = has_chat_template
         self._workers = workers
-        finalize(self, _close, workers)
+        for worker in workers:
+            finalize(self, worker.close)
 
     async def encode(
         self, prompt: Prompt, form: PromptForm, *, max_tokens: int, last_token: int | None = None
@@ -231,11 +232,6 @@ async def open_text(
         for worker in workers:
             await worker.aclose()
         raise
-
-
-def _close(workers: tuple[TextWorker, TextWorker]) -> None:
-    for worker in workers:
-        worker.close()
 
 
 def _over(limit: str) -> InvalidRequest:

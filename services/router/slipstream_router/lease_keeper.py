@@ -95,7 +95,7 @@ class LeaseKeeper:
         await asyncio.wait({task})
         if task.cancelled() or task.exception() is not None:
             return
-        record, journal = task.result().record, task.result().journal
+        record, journal = task.result()
         if journal is not None:
             await self._close(journal, KvLocation(record.target, record.draft))
 

@@ -31,7 +31,7 @@ from slipstream.telemetry import catalog
 from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper, WriteBehind
 from slipstream_router.limits import Admission, Remaining
-from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
+from slipstream_router.replicas.fleet import ChosenTarget, Fleet
 from slipstream_router.replicas.probes import DescribedTarget
 from slipstream_router.replicas.request_replicas import RequestReplicas, free_parked
 from slipstream_router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
@@ -78,16 +78,15 @@ class RequestRunner:
             recorder.record_id(asked.ask.request_id)
             recorder.span.ends(ENTER)
             with recorder.span.stage("acquire", "session.acquire"):
-                taken = await self._acquired(asked, call.owner)
+                record, journal = await self._acquired(asked, call.owner)
             recorder.span.begins("between")
-            recorder.record_session(taken.record.session_id)
-            if taken.journal is None:
-                model = self._answered_by(taken.record)
-                decode = model.text.table.decode
-                answer = (asked, taken.record, model.facts, decode)
+            recorder.record_session(record.session_id)
+            if journal is None:
+                model = self._answered_by(record)
+                answer = (asked, record, model.facts, model.text.table.decode)
                 await call.send(await asyncio.to_thread(replayed, *answer))
             else:
-                await self._run(replace(call, asked=asked), taken.record, taken.journal)
+                await self._run(replace(call, asked=asked), record, journal)
 
     async def token_ids(self, asked: Generation) -> tuple[int, ...]:
         """Return a prompt's token ids, as a request with it would use them."""
@@ -192,8 +191,13 @@ class RequestRunner:
         """Choose a target, encode the prompt, and choose again: others were placed meanwhile."""
         asked, span, resting = call.asked, call.recorder.span, self.fleet.breakers.resting
         arithmetic = record.arithmetic if record.output else None  # equal once there are tokens
-        wanted = TargetNeeds(record.model, record.tokenizer_hash, record.target, arithmetic)
-        place = partial(self.fleet.target, wanted)
+        place = partial(
+            self.fleet.target,
+            record.model,
+            tokenizer_hash=record.tokenizer_hash,
+            arithmetic=arithmetic,
+            sticky=record.target,
+        )
         placed = place(excluded=resting())
         span.ends("between")
         with span.stage("encode", "prompt.encode"):

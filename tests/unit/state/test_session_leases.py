@@ -102,7 +102,7 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
     store = Slow()
     door, keeper = claims(store), LeaseKeeper(lease_s=15.0)
     store.answers.set()
-    first = (await door.acquire(IN_SESSION, "", "m")).journal
+    _, first = await door.acquire(IN_SESSION, "", "m")
     first.open((1, 2), Opening(2, "hash"))
     await first.keep([3], None)
     await first.close(target="t", draft="d")
@@ -117,13 +117,13 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
     store.answers.set()
     await keeper.aclose()
     other = replace(turn, ask=Ask(request_id="r3"))
-    record = (await keeper.acquired(door.acquire(other, "", "m"))).record
+    record, _ = await keeper.acquired(door.acquire(other, "", "m"))
     assert (record.tokens, record.target, record.draft) == ((1, 2, 3), "t", "d")
-    assert (await door.acquire(replace(other), "", "m")).journal is not None
+    assert (await door.acquire(replace(other), "", "m"))[1] is not None
 
 
 async def test_tokens_that_were_not_kept_are_made_again_only_where_they_come_out_the_same():
-    record = (await claims().acquire(ASKED, "", "m")).record
+    record, _ = await claims().acquire(ASKED, "", "m")
     held = replace(ASKED, num_received=3)
     check_received(held, record, is_repeatable=True)
     with pytest.raises(errors.SessionOutOfSync, match="these numerics"):

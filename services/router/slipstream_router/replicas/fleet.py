@@ -42,21 +42,6 @@ class ChosenTarget:
         return replace(self.replica.peer, lost=partial(asyncio.shield, self.epoch))
 
 
-@dataclass(frozen=True, slots=True)
-class TargetNeeds:
-    """Needs of a session in placement: its model, its numbering of tokens, its last replica."""
-
-    model_id: str
-    tokenizer_hash: str | None = None
-    sticky: str | None = None
-    arithmetic: str | None = None
-    """See `DescribedTarget.arithmetic`; None for any."""
-
-    def admits(self, model: DescribedTarget) -> bool:
-        same_numbering = self.tokenizer_hash in (None, model.tokenizer_hash)
-        return same_numbering and self.arithmetic in (None, model.arithmetic)
-
-
 @dataclass(eq=False)
 class Fleet:
     """The replicas of one router."""
@@ -145,15 +130,30 @@ class Fleet:
             raise InvalidRequest(f"the request names no model, but there are several: {listing}")
         return names[0]
 
-    def target(self, wanted: TargetNeeds, *, excluded: Collection[str] = ()) -> ChosenTarget:
-        """The replica that is to verify, no `excluded` one. Raises `Unavailable` without any."""
+    def target(
+        self,
+        model_id: str,
+        *,
+        tokenizer_hash: str | None = None,
+        arithmetic: str | None = None,
+        sticky: str | None = None,
+        excluded: Collection[str] = (),
+    ) -> ChosenTarget:
+        """The replica that is to verify, no `excluded` one, `sticky` being the last one's address.
+
+        For `arithmetic` see `DescribedTarget`. None is any. Raises `Unavailable` without a replica.
+        """
         ready = _described(self.targets.ready())
-        admitted = [pair for pair in ready if wanted.admits(pair[1])]
-        fitting = [pair for pair in admitted if pair[1].name == wanted.model_id]
-        found = _chosen(fitting, wanted.sticky, excluded)
-        if found is None:
-            raise Unavailable(_without(wanted, has_others=bool(ready) and not admitted))
-        return ChosenTarget(*found)
+        alike = [pair for pair in ready if tokenizer_hash in (None, pair[1].tokenizer_hash)]
+        admitted = [pair for pair in alike if arithmetic in (None, pair[1].arithmetic)]
+        found = _chosen([it for it in admitted if it[1].name == model_id], sticky, excluded)
+        if found is not None:
+            return ChosenTarget(*found)
+        why = f"no target for model {model_id} is ready"
+        if ready and not admitted and arithmetic:
+            why += " with the weights, element type and numerics that the request began with:"
+            why += f" {arithmetic}"
+        raise Unavailable(why)
 
     def draft(
         self, target: ChosenTarget, kind: str, *, sticky: str | None, excluded: Collection[str]
@@ -240,15 +240,6 @@ def _chosen(
     fitting = {pair[0].address: pair for pair in pairs if pair[0].address not in excluded}
     replica = chosen([pair[0] for pair in fitting.values()], sticky)
     return None if replica is None else fitting[replica.address]
-
-
-def _without(wanted: TargetNeeds, *, has_others: bool) -> str:
-    if not (has_others and wanted.arithmetic):
-        return f"no target for model {wanted.model_id} is ready"
-    return (
-        f"no target for model {wanted.model_id} is ready with the weights, element type and"
-        f" numerics that the request began with: {wanted.arithmetic}"
-    )
 
 
 def _best(known: Sequence[tuple[DescribedDraft, bool]]) -> str | None:

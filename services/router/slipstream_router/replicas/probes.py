@@ -84,10 +84,6 @@ class DescribedDraft:
         """Return what a router reports of it; what it computes changes no token."""
         return {"model": self.name, **_process(self.description)}
 
-    @property
-    def reads_keys(self) -> bool:
-        return bool(self.description.target_layers)
-
 
 def _process(about: Description) -> dict[str, str]:
     return {"incarnation": about.identity.incarnation, "dtype": about.dtype}

@@ -25,7 +25,7 @@ from slipstream.rpc.v1 import draft_pb2
 from slipstream.state.store import Record
 from slipstream.telemetry.spans import carried
 from slipstream_router.lease_keeper import KvLocation
-from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
+from slipstream_router.replicas.fleet import ChosenTarget, Fleet
 
 SEARCH_S = 0.1
 """Interval of searches for a target by a request without one."""
@@ -187,12 +187,11 @@ class RequestReplicas:
 
     def _choose_target(self, excluded: Collection[str]) -> InUse[Target] | None:
         model = self.placed.model
-        wanted = TargetNeeds(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
+        needs = {"tokenizer_hash": model.tokenizer_hash, "arithmetic": model.arithmetic}
         try:
-            placed = self.fleet.target(wanted, excluded=excluded)
+            return self._use_target(self.fleet.target(model.name, **needs, excluded=excluded))
         except Unavailable:
             return None
-        return self._use_target(placed)
 
     def _choose_draft(self, excluded: Collection[str]) -> InUse[Draft] | None:
         description = self.placed.model.description
@@ -203,7 +202,7 @@ class RequestReplicas:
         side = TargetSide(
             description.identity,
             description.layout,
-            self._feed if model.reads_keys else lambda: None,
+            self._feed if model.description.target_layers else lambda: None,
         )
         draft = RemoteDraft(replica.peer, side, self._fenced(self.to_draft))
         return InUse(replica.address, draft, draft.park)
