@@ -1,11 +1,10 @@
 """Live replicas in Redis: one that announces itself is listed until it leaves or falls silent."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InvalidRequest, Unavailable
@@ -63,9 +62,7 @@ class Registry:
 
     async def announce(self, replica: Announcement) -> None:
         """List the replica, or renew that. Raises `Unavailable`."""
-        text = json.dumps(asdict(replica))
-        words = (replica.address, replica.incarnation, text, _FORGET_S)
-        await self._run(_ANNOUNCE, replica.role, *words)
+        await self._run(_ANNOUNCE, replica.role, replica.address, replica.incarnation, _FORGET_S)
 
     async def leave(self, replica: Announcement) -> None:
         """List it no more, unless another process has taken its address. Raises `Unavailable`."""

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import quote
 
@@ -32,25 +33,8 @@ _DialledAddress = tuple[str, Stamp]
 """An address, and the certificates that it was dialled with."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A HOST:PORT of `kv_sources`: a network of addresses, a name or the end of one, or any."""
-
-    network: IPv4Network | IPv6Network | None
-    name: str
-    port: int | None
-
-    def admits(self, host: str, port: int) -> bool:
-        if self.port not in (None, port):
-            return False
-        if self.name == _ANY:
-            return True
-        address = _ip(host)
-        if address is not None:
-            return self.network is not None and address in self.network
-        if self.name.startswith("*."):
-            return host.endswith(self.name[1:])
-        return bool(self.name) and host == self.name
+_Pattern = tuple[IPv4Network | IPv6Network | str, int | None]
+"""Hosts by a network of addresses, a name, *.NAME or *, and their port; None: any."""
 
 
 class KvSources:
@@ -64,7 +48,8 @@ class KvSources:
     def check(self, address: str) -> None:
         """Raise `InvalidRequest` unless it is HOST:PORT, `PermissionDenied` unless allowed."""
         host, port = _split(address)
-        if not any(pattern.admits(host, port) for pattern in self._patterns):
+        hosts = [hosts for hosts, only in self._patterns if only in (None, port)]
+        if not any(_is_among(host, pattern) for pattern in hosts):
             raise PermissionDenied(
                 f"keys and values are read from {self._shown} (kv_sources), not from"
                 f" {address[:_SHOWN]}"
@@ -93,15 +78,22 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _is_among(host: str, hosts: IPv4Network | IPv6Network | str) -> bool:
+    address = _ip(host)
+    if hosts == _ANY or address is None:
+        return isinstance(hosts, str) and fnmatchcase(host, hosts)
+    return not isinstance(hosts, str) and address in hosts
+
+
 def _pattern(text: str) -> _Pattern:
     host, _, port = text.lower().rpartition(":")
     if host and (port == _ANY or (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
         number = None if port == _ANY else int(port)
         try:
-            return _Pattern(ip_network(host.strip("[]")), "", number)
+            return ip_network(host.strip("[]")), number
         except ValueError:
             if host == _ANY or _NAME.fullmatch(host.removeprefix("*.")):
-                return _Pattern(None, host, number)
+                return host, number
     raise InvalidRequest(
         f"kv_sources has {text!r}, but takes HOST:PORT, where HOST may be a network, *.NAME or *,"
         " and PORT *"
