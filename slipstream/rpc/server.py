@@ -80,19 +80,16 @@ class ServerOptions(ListenOptions):
         check_bounds(self)
         most = self.max_connections
         check(0 <= most < 2**31, "max_connections", most, f"0 for no limit, or below {2**31}")
-        self._check_period("max_connection_idle_s")
-        self._check_period("max_connection_age_s")
+        for name in ("max_connection_idle_s", "max_connection_age_s"):
+            period_s = getattr(self, name)
+            is_right = period_s == 0 or MIN_AGE_S <= period_s <= MAX_AGE_S
+            check(is_right, name, period_s, f"0 for never, or {MIN_AGE_S:g} to {MAX_AGE_S:.0f}")
         age_s, grace_s = self.max_connection_age_s, self.max_connection_age_grace_s
         if age_s and grace_s < self.grace_s:
             raise InvalidRequest(
                 f"max_connection_age_grace_s is {grace_s}, less than the {self.grace_s} of grace_s:"
                 " an aging connection must give calls the time that a server which stops gives them"
             )
-
-    def _check_period(self, name: str) -> None:
-        period_s = getattr(self, name)
-        is_right = period_s == 0 or MIN_AGE_S <= period_s <= MAX_AGE_S
-        check(is_right, name, period_s, f"0 for never, or {MIN_AGE_S:g} to {MAX_AGE_S:.0f}")
 
 
 async def _never() -> None:

@@ -112,9 +112,8 @@ class TargetConfig:
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""
-        names, methods = self.tls_draft_names, ("StreamKv",)
         return self.replica.server_options(
-            self.listen, self.tls, self.sessions.max_sessions, **dict.fromkeys(methods, names)
+            self.listen, self.tls, self.sessions.max_sessions, StreamKv=self.tls_draft_names
         )
 
     def target_limits(self, num_layers: int) -> TargetLimits:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import Logprobs
@@ -12,7 +12,6 @@ from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.types import FinishReason
 
-T = TypeVar("T")
 _TUPLES = ("per_step_accepted", "per_step_drafted", "per_step_depth")
 
 
@@ -201,18 +200,9 @@ def collected(chunks: Iterable[Chunk]) -> Result:
         finish_reason=last.finish_reason,
         stats=last.stats,
         prompt=first.prompt,
-        origins=_joined([(part.origins, part.token_ids) for part in parts]),
-        logprobs=_joined([(part.logprobs, part.token_ids) for part in parts]),
+        origins=tuple(origin for part in parts for origin in part.origins),
+        logprobs=tuple(item for part in parts for item in part.logprobs),
     )
-
-
-def _joined(parts: Sequence[tuple[tuple[T | None, ...], Sequence[int]]]) -> tuple[T | None, ...]:
-    """Join the items of all tokens, where there are any: a router of another version may
-    have sent the rest."""
-    if not any(said for said, _ in parts):
-        return ()
-    unsaid = (said or (None,) * len(token_ids) for said, token_ids in parts)
-    return tuple(item for items in unsaid for item in items)
 
 
 def _check_length(what: str, said: Sequence[object], token_ids: Sequence[int]) -> None:

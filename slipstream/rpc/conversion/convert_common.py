@@ -65,13 +65,11 @@ class WireEnum(Generic[E]):
 def paired(name: str, wire: Any, kind: type[E]) -> WireEnum[E]:
     """Pair by name: VERIFICATION_MCSD_REPLACEMENT on the wire is mcsd-replacement in the core."""
     prefix = wire.Name(0).removesuffix("UNSPECIFIED")
-    deprecated = {value.number for value in wire.DESCRIPTOR.values if value.GetOptions().deprecated}
-    named = {
-        number: key.removeprefix(prefix).lower()
+    numbers = {
+        number: kind(key.removeprefix(prefix).lower().replace("_", "-"))
         for key, number in wire.items()
-        if number and number not in deprecated
+        if number
     }
-    numbers = {number: kind(value.replace("_", "-")) for number, value in named.items()}
     return _ENUMS.setdefault(wire.DESCRIPTOR.name, WireEnum(name, numbers))
 
 

@@ -17,11 +17,6 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
-
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _KvDtype:
@@ -130,15 +125,11 @@ class _StopPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopPolicy
     """The service's default."""
     STOP_POLICY_FIXED: _StopPolicy.ValueType  # 1
     """Stops at the largest depth."""
-    @_builtins.property
-    @_deprecated("""This enum value has been marked as deprecated using proto enum value options.""")
-    def STOP_POLICY_HEURISTIC(self) -> _StopPolicy.ValueType:   # 2
-        """Refused."""
-    STOP_POLICY_SVIP: _StopPolicy.ValueType  # 3
+    STOP_POLICY_SVIP: _StopPolicy.ValueType  # 2
     """Stops by the entropy of the draft's distribution."""
-    STOP_POLICY_DECISION: _StopPolicy.ValueType  # 4
+    STOP_POLICY_DECISION: _StopPolicy.ValueType  # 3
     """Stops by a learned model."""
-    STOP_POLICY_COST: _StopPolicy.ValueType  # 5
+    STOP_POLICY_COST: _StopPolicy.ValueType  # 4
     """Stops where the expected gain falls below the measured cost."""
 
 class StopPolicy(_StopPolicy, metaclass=_StopPolicyEnumTypeWrapper):
@@ -148,13 +139,11 @@ STOP_POLICY_UNSPECIFIED: StopPolicy.ValueType  # 0
 """The service's default."""
 STOP_POLICY_FIXED: StopPolicy.ValueType  # 1
 """Stops at the largest depth."""
-STOP_POLICY_HEURISTIC: StopPolicy.ValueType  # 2
-"""Refused."""
-STOP_POLICY_SVIP: StopPolicy.ValueType  # 3
+STOP_POLICY_SVIP: StopPolicy.ValueType  # 2
 """Stops by the entropy of the draft's distribution."""
-STOP_POLICY_DECISION: StopPolicy.ValueType  # 4
+STOP_POLICY_DECISION: StopPolicy.ValueType  # 3
 """Stops by a learned model."""
-STOP_POLICY_COST: StopPolicy.ValueType  # 5
+STOP_POLICY_COST: StopPolicy.ValueType  # 4
 """Stops where the expected gain falls below the measured cost."""
 Global___StopPolicy: _TypeAlias = StopPolicy  # noqa: Y015
 

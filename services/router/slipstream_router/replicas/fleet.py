@@ -62,10 +62,7 @@ class Fleet:
 
     def infos(self) -> tuple[ReplicaInfo, ...]:
         """Every replica, by role and address; a ready one may rest after failures."""
-        everyone = [
-            *(replica.info for replica in self.drafts),
-            *(replica.info for replica in self.targets),
-        ]
+        everyone = [replica.info for replica in (*self.drafts, *self.targets)]
         return tuple(
             replace(
                 info, reason=info.reason or self.breakers.reason(info.address) or self._note(info)

@@ -68,16 +68,6 @@ def test_what_is_known_of_other_tokens_is_refused(name):
         Chunk("ab", (1, 2), **{name: (TARGET if name == "origins" else TokenLogprob(-1.0),)})
 
 
-def test_parts_of_an_answer_without_origins_are_not_known(models):
-    chunks = run_of(models, Ask(max_tokens=20, with_origins=True))
-    half = len(chunks) // 2
-    mixed = [replace(chunk, origins=()) for chunk in chunks[:half]] + chunks[half:]
-    num_unsaid = sum(len(chunk.token_ids) for chunk in chunks[:half])
-    whole = collected(chunks).origins
-    assert 0 < num_unsaid < len(whole)
-    assert collected(mixed).origins == (None,) * num_unsaid + whole[num_unsaid:]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("way", WAYS)
 def test_origins_and_rounds_add_up_to_the_answer_and_its_statistics(models, way, temperature):
