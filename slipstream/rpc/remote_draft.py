@@ -8,15 +8,40 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from slipstream.core.policy.options import READING
 from slipstream.core.round import LATE
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
 from slipstream.rpc.conversion.convert_common import message_of, proposal_from_pb, value_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer, RemoteEngine
+from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.spans import carried
+from slipstream.text.token_bytes import same_numbering
 
 SPECULATE = "/slipstream.rpc.v1.DraftService/Speculate"
+LAYOUT = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
+
+
+def draft_expectations(
+    about: draft_pb2.DescribeDraftResponse,
+    target: common_pb2.ModelIdentity,
+    layout: common_pb2.KvLayout,
+) -> list[Expectation]:
+    """Return what a draft requires of a target: of a plain draft, the same numbering of tokens."""
+    is_same = same_numbering(about.identity.numbering, target.numbering)
+    needed = common_pb2.ModelIdentity(
+        protocol_version=PROTOCOL_VERSION,
+        model_id=about.target_model_id,
+        tokenizer_hash="" if is_same else about.identity.tokenizer_hash,
+        vocab_size=about.identity.vocab_size if about.kind in READING else 0,
+    )
+    expected = identity_expectations(needed, target)
+    if about.HasField("target_layout"):
+        has_states = max(about.target_layers, default=0) >= about.target_layout.num_layers
+        names = LAYOUT if has_states else LAYOUT[:-1]
+        expected += [(it, getattr(about.target_layout, it), getattr(layout, it)) for it in names]
+    return expected
 
 
 @dataclass(frozen=True, slots=True)

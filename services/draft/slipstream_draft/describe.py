@@ -3,21 +3,18 @@
 import asyncio
 from contextlib import AbstractContextManager
 
-from slipstream.core.policy.options import READING
 from slipstream.core.types import Proposal
 from slipstream.drafting.build import Drafter
 from slipstream.engine.thread import Done
 from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.rpc.conversion.convert_common import message_of, value_from_pb
-from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.remote_draft import LAYOUT
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import proposed_attributes
 from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.spans import Carrier, Replies, Reply
-from slipstream.text.token_bytes import same_numbering
-
-_LAYOUT = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
 def describe(
@@ -42,30 +39,9 @@ def describe(
     )
     if target is not None:
         about.target_model_id = target.model_id
-        for field in _LAYOUT:
+        for field in LAYOUT:
             setattr(about.target_layout, field, getattr(target.parts, field))
     return about
-
-
-def target_expectations(
-    about: draft_pb2.DescribeDraftResponse, asked: draft_pb2.OpenDraft
-) -> list[Expectation]:
-    """Return the requirements of the caller's target: for a plain draft, the same numbering
-    of tokens."""
-    reads = bool(about.target_layers)
-    is_same = same_numbering(about.identity.numbering, asked.target.numbering)
-    ours = common_pb2.ModelIdentity(
-        protocol_version=PROTOCOL_VERSION,
-        model_id=about.target_model_id,
-        tokenizer_hash="" if is_same else about.identity.tokenizer_hash,
-        vocab_size=about.identity.vocab_size if about.kind in READING else 0,
-    )
-    has_states = reads and max(about.target_layers) >= about.target_layout.num_layers
-    layout: list[Expectation] = [
-        (name, getattr(about.target_layout, name), getattr(asked.target_layout, name))
-        for name in (_LAYOUT if has_states else _LAYOUT[:-1])
-    ]
-    return identity_expectations(ours, asked.target) + (layout if reads else [])
 
 
 PROPOSE = "draft.propose"

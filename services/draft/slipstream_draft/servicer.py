@@ -28,6 +28,7 @@ from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb,
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.leases import Lease, Leases, kind_of
 from slipstream.rpc.protocol import require_agreement
+from slipstream.rpc.remote_draft import draft_expectations
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry import catalog
@@ -35,7 +36,7 @@ from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import DraftTelemetry, target_expectations
+from slipstream_draft.describe import DraftTelemetry
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
 
 SERVICE = "slipstream.rpc.v1.DraftService"
@@ -158,7 +159,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _open(self, message: draft_pb2.SpeculateRequest) -> SpeculateStream:
         kind_of(message, ("open",), "a stream opens a session first")
         asked = message.open
-        require_agreement("the target of this draft", target_expectations(self.about, asked))
+        needed = draft_expectations(self.about, asked.target, asked.target_layout)
+        require_agreement("the target of this draft", needed)
         if not asked.target.vocab_size:
             raise HandshakeError("the caller says nothing of the target's vocabulary")
         vocab_size = asked.target.vocab_size

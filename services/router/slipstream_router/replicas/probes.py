@@ -9,7 +9,6 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from slipstream.core.errors import HandshakeError, SlipstreamError
-from slipstream.core.policy.options import READING
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.server_info import ReplicaRole
@@ -20,9 +19,9 @@ from slipstream.rpc.conversion.convert import (
     model_facts_from_pb,
 )
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
+from slipstream.rpc.remote_draft import draft_expectations
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.text.token_bytes import same_numbering
 from slipstream_router.encoder import ModelText, open_text
 
 DESCRIBE_LIMIT_S = 30.0
@@ -187,22 +186,11 @@ class DraftProbe(Probe[DescribedDraft]):
 def fits(target: DescribedTarget, draft: DescribedDraft) -> bool:
     """Return whether a draft can guess for a target, as far as it depends on one."""
     ours, theirs = target.description, draft.description
-    is_reading, has_layout = draft.name in READING, theirs.HasField("target_layout")
-    is_same = same_numbering(theirs.identity.numbering, ours.identity.numbering)
-    pairs = (
-        (theirs.target_model_id, ours.identity.model_id),
-        ("" if is_same else theirs.identity.tokenizer_hash, ours.identity.tokenizer_hash),
-        (_layout(theirs.target_layout) if has_layout else None, _layout(ours.layout)),
-        (theirs.identity.vocab_size if is_reading else 0, ours.identity.vocab_size),
-    )
     count = ours.layout.num_layers
     states = {layer - count for layer in theirs.target_layers if layer >= count}
+    expected = draft_expectations(theirs, ours.identity, ours.layout)
     is_kept = states <= {*ours.layout.hidden_layers}
-    return is_kept and all(needed == given for needed, given in pairs if needed)
-
-
-def _layout(message: common_pb2.KvLayout) -> tuple[int, int, int]:
-    return message.num_layers, message.num_kv_heads, message.head_dim
+    return is_kept and all(needed == given for _, needed, given in expected)
 
 
 async def _opened(files: target_pb2.Tokenizer, expected: str) -> ModelText:
