@@ -24,6 +24,7 @@ def draft(
     kind="glide", *, target_layout=LAYOUT, target_model_id="small", target_layers=(), **identity
 ):
     about = draft_pb2.DescribeDraftResponse(
+        kind=kind,
         identity={**NAMES, **identity},
         target_layout=target_layout,
         target_model_id=target_model_id,
