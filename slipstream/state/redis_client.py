@@ -1,10 +1,12 @@
 """Connections to one endpoint of Redis. Imported only where one is configured."""
 
 import asyncio
+import hashlib
 import os
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from redis import exceptions as faults
@@ -15,7 +17,6 @@ from redis.backoff import NoBackoff
 
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.state.options import Address, StoreOptions
-from slipstream.state.scripts import Script
 
 MAX_CONNECTIONS = 1024
 """Connections of a process to one server: one for each operation that runs at once."""
@@ -53,7 +54,7 @@ class RedisClient:
         self._is_closed = False
 
     async def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool = True
+        self, script: str, keys: Sequence[str], args: Sequence[Any], *, again: bool = True
     ) -> Any:
         """Return a script's answer. Raises `Unavailable`.
 
@@ -76,19 +77,24 @@ class RedisClient:
         await self._client.aclose()
 
     async def _evaluate(
-        self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool
+        self, script: str, keys: Sequence[str], args: Sequence[Any], *, again: bool
     ) -> Any:
         command: Any = self._client.execute_command
         rest = (len(keys), *keys, *args)
         try:
-            return await command("EVALSHA", script.digest, *rest)
+            return await command("EVALSHA", _digest(script), *rest)
         except faults.NoScriptError:
-            return await command("EVAL", script.text, *rest)
+            return await command("EVAL", script, *rest)
         except faults.ConnectionError as error:
             # Such as of a server that was restarted behind an idle connection.
             if self._is_closed or not again or type(error) is not faults.ConnectionError:
                 raise
-        return await command("EVAL", script.text, *rest)
+        return await command("EVAL", script, *rest)
+
+
+@cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 def _reason(error: BaseException) -> str:

@@ -1,15 +1,19 @@
-"""Sessions, and quotas of API keys, in Redis: each operation is a script, see `lua/`."""
+"""Sessions, and quotas of API keys, in Redis: each operation is a script of the files in `lua`.
+
+Servers from Redis 6.2 on run these: each script is atomic, and its effects are logged as one. Those
+of sessions have `MemoryStore` for their model.
+"""
 
 import logging
 import math
 import struct
 from collections.abc import Callable
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import Unavailable
 from slipstream.core.request.request import SessionRef
 from slipstream.state.quotas import RUNNING_RETRY_S, MemoryQuotas, Ticket, refusal
-from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW, Script
 from slipstream.state.store import (
     Bounds,
     Claim,
@@ -23,6 +27,19 @@ from slipstream.state.store import (
 
 if TYPE_CHECKING:
     from slipstream.state.redis_client import RedisClient
+
+
+def script(*names: str) -> str:
+    """Return the script in the files of these names, one behind the other."""
+    folder = files("slipstream.state") / "lua"
+    return "\n".join((folder / f"{name}.lua").read_text() for name in names)
+
+
+_ACQUIRE = script("session", "acquire")
+_APPEND, _RENEW, _RELEASE = (
+    script("session", "held", name) for name in ("append", "renew", "release")
+)
+_DELETE, _QUOTAS = script("session", "delete"), script("quotas")
 
 
 class RedisStore:
@@ -40,7 +57,7 @@ class RedisStore:
         times = (_milliseconds(claim.ttl_s), self._lease_ms, self._bounds.max_past)
         takes_over = "1" if claim.takes_over else ""
         args = (*names, "1" if claim.create else "", *times, takes_over, claim.after)
-        reply = await self._redis.run(ACQUIRE, self._keys(claim.session_id), args)
+        reply = await self._redis.run(_ACQUIRE, self._keys(claim.session_id), args)
         if reply[0]:
             model = reply[1].decode() if len(reply) > 1 else ""
             raise claim.refused(reply[0].decode(), model=model)
@@ -58,20 +75,20 @@ class RedisStore:
         ending = ("", "") if update.ending is None else ("1", update.ending)
         tokens = struct.pack(f"<{len(update.tokens)}I", *update.tokens)
         args = (*self._held(lease), update.start, tokens, *opening, *ending)
-        _check(lease, await self._redis.run(APPEND, self._keys(lease.session_id), args))
+        _check(lease, await self._redis.run(_APPEND, self._keys(lease.session_id), args))
 
     async def renew(self, lease: StoreLease) -> None:
         keys = self._keys(lease.session_id)
-        _check(lease, await self._redis.run(RENEW, keys, self._held(lease)))
+        _check(lease, await self._redis.run(_RENEW, keys, self._held(lease)))
 
     async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
         args = (*self._held(lease), target or "", draft or "")
-        await self._redis.run(RELEASE, self._keys(lease.session_id), args)
+        await self._redis.run(_RELEASE, self._keys(lease.session_id), args)
 
     async def delete(self, session_id: str, owner: str) -> Record:
         # Not twice: what a broken connection had deleted would not be there.
         keys = self._keys(session_id)
-        reply = await self._redis.run(DELETE, keys, (owner,), again=False)
+        reply = await self._redis.run(_DELETE, keys, (owner,), again=False)
         if reply[0]:
             raise session_refused(reply[0].decode(), session_id)
         return _record(session_id, reply)
@@ -125,8 +142,6 @@ PAUSE_S = 1.0
 """Time for which Redis is not used after it has not answered."""
 _LOG = logging.getLogger("slipstream.state")
 
-_SCRIPT = Script.of("quotas")
-
 
 class RedisQuotas:
     """`Quotas` of all routers that share a Redis. While it does not answer, each counts alone."""
@@ -174,7 +189,7 @@ class RedisQuotas:
         try:
             name = f"{self._prefix}:quota:{{{ticket.key}}}"
             keys = [f"{name}:{part}" for part in ("left", "running", "attempts")]
-            answer: list[Any] = await self._redis.run(_SCRIPT, keys, arguments)
+            answer: list[Any] = await self._redis.run(_QUOTAS, keys, arguments)
         except Unavailable as error:
             if self._paused_until_s is None:
                 _LOG.warning("limits are counted by this router alone: %s", error)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.core.inline import beside
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.state.scripts import Script
+from slipstream.state.redis_store import script
 
 if TYPE_CHECKING:
     from slipstream.state.redis_client import RedisClient
@@ -23,7 +23,7 @@ _FORGET_S = 3600
 MAX_ADDRESS = 300
 _LOG = logging.getLogger("slipstream.state")
 
-_ANNOUNCE, _LEAVE, _LIVE = map(Script.of, ("announce", "leave", "live"))
+_ANNOUNCE, _LEAVE, _LIVE = map(script, ("announce", "leave", "live"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Registry:
     async def aclose(self) -> None:
         await self._redis.aclose()
 
-    async def _run(self, script: Script, role: ReplicaRole, *words: Any) -> Any:
+    async def _run(self, script: str, role: ReplicaRole, *words: Any) -> Any:
         key = f"{self._prefix}:replicas:{{{role.value}}}"
         return await self._redis.run(script, [key], words)
 

@@ -22,7 +22,7 @@ from slipstream.core.errors import (
     SlipstreamError,
     check,
 )
-from slipstream.core.request.request import SessionRef
+from slipstream.core.request.request import SessionRef, check_name
 from slipstream.options import Bounded, option
 
 
@@ -60,8 +60,7 @@ class Claim:
         SessionRef(self.session_id)
         names = self.request_id, self.owner, self.holder, self.model, self.digest, self.after
         for name in names:
-            if not (name.isascii() and name.isprintable()) and name:
-                raise InvalidRequest(f"{name[:80]!r} is not one line of printable ASCII characters")
+            check_name("a name in a claim", name)
         check(self.ttl_s > 0, "a session's ttl_s", self.ttl_s, "above 0")
 
     def refused(self, why: str, *, model: str = "") -> SlipstreamError:

@@ -8,7 +8,6 @@ import redis.asyncio
 
 from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
 from slipstream.state.redis_client import RedisClient
-from slipstream.state.scripts import Script
 from slipstream.state.store import SessionUpdate, StoreLease
 from support.network.ports import free_port
 from support.services.background import until
@@ -157,7 +156,7 @@ async def test_a_caller_that_waits_for_ever_ends_when_cancelled(server, num_step
 
         async def ask_for_ever():
             while True:
-                assert await calls.run(Script("return 1"), [], []) == 1
+                assert await calls.run("return 1", [], []) == 1
 
         asking = asyncio.get_running_loop().create_task(ask_for_ever())
         for _ in range(num_steps):
@@ -165,13 +164,13 @@ async def test_a_caller_that_waits_for_ever_ends_when_cancelled(server, num_step
         asking.cancel()
         await asyncio.wait({asking}, timeout=20.0)
         assert asking.cancelled()
-        assert await calls.run(Script("return 1"), [], []) == 1
+        assert await calls.run("return 1", [], []) == 1
 
 
 async def test_what_comes_after_its_end_is_refused_and_opens_no_connection(server):
     calls = RedisClient(redis.asyncio.from_url(server.url), timeout_s=20.0, place="here")
-    assert await calls.run(Script("return 1"), [], []) == 1
+    assert await calls.run("return 1", [], []) == 1
     await calls.aclose()
     with pytest.raises(Unavailable, match="the store at here is closed"):
-        await calls.run(Script("return 1"), [], [])
+        await calls.run("return 1", [], [])
     await calls.aclose()
