@@ -4,19 +4,17 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from slipstream import __version__
 from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import BAD_INPUT, FAILED, InvalidRequest, ModelError, SlipstreamError
 from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
 from slipstream.telemetry.logs import set_up_logging
 from slipstream.telemetry.metric import Telemetry
-from slipstream.telemetry.setup import Process, telemetry
+from slipstream.telemetry.setup import telemetry
 
 C = TypeVar("C")
 
@@ -45,7 +43,7 @@ def run_service(
         for told in (config, spoken):
             log.info("configuration %s", json.dumps(resolved(told)))
         _keep_all()
-        with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
+        with telemetry(spoken, role) as listening:
             asyncio.run(serve(config, listening))
     except SlipstreamError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -5,11 +5,11 @@ only when they are used.
 """
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
 from typing import Any
@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracer, Tracer
 
+from slipstream import __version__
 from slipstream.config import are_local, otlp_endpoint
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.files import path_of
@@ -39,26 +40,17 @@ _FILE_DELAY_MS = 200
 Shutdowns = list[Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """The process that exports; its id tells replicas on one host apart."""
-
-    role: str
-    version: str
-    pid: int
-
-
 @contextmanager
-def telemetry(config: TelemetryConfig, process: Process) -> Iterator[Telemetry]:
-    """Export as configured; at the end, what was not exported yet.
+def telemetry(config: TelemetryConfig, role: str) -> Iterator[Telemetry]:
+    """Export as configured, as a service of this role; at the end, what was not exported yet.
 
     Raises `InvalidRequest` for an exporter that is not installed, and `Unavailable` when the
     address for Prometheus can't be listened on.
     """
     shutdowns: Shutdowns = []
     try:
-        tracer = _tracer(config, process, shutdowns)
-        instruments = _instruments(config, process, shutdowns)
+        tracer = _tracer(config, role, shutdowns)
+        instruments = _instruments(config, role, shutdowns)
         yield Telemetry(tracer, instruments, config.trace_rounds)
     finally:
         _shut_down(shutdowns)
@@ -77,40 +69,41 @@ def _shut_down(shutdowns: Shutdowns) -> None:
         _LOG.warning("the last spans and metrics are lost: no answer for %g s", SHUTDOWN_S)
 
 
-def _resource(process: Process) -> Resource:
-    """Return the process, and what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it."""
+def _resource(role: str) -> Resource:
+    """Return the process, and what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it. Its id
+    tells replicas on one host apart."""
     about = {
         "service.namespace": SCOPE,
-        "service.version": process.version,
-        "service.instance.id": f"{socket.gethostname()}-{process.pid}",
+        "service.version": __version__,
+        "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
     }
     known = Resource.create(about)
     if str(known.attributes.get("service.name", "")).startswith("unknown_service"):
-        return known.merge(Resource({"service.name": f"{SCOPE}-{process.role}"}))
+        return known.merge(Resource({"service.name": f"{SCOPE}-{role}"}))
     return known
 
 
-def _tracer(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> Tracer:
+def _tracer(config: TelemetryConfig, role: str, shutdowns: Shutdowns) -> Tracer:
     if not config.traces:
         return NoOpTracer()
     sampler = ParentBased(TraceIdRatioBased(config.trace_ratio))
-    provider = TracerProvider(sampler, _resource(process), shutdown_on_exit=False)
+    provider = TracerProvider(sampler, _resource(role), shutdown_on_exit=False)
     shutdowns.append(provider.shutdown)
     for name in config.traces:
         if name.startswith(FILE):
             from slipstream.telemetry.trace_file import FileSpanExporter
 
-            file = FileSpanExporter(path_of(name.removeprefix(FILE)), process.role)
+            file = FileSpanExporter(path_of(name.removeprefix(FILE)), role)
             processor = BatchSpanProcessor(file, schedule_delay_millis=_FILE_DELAY_MS)
         else:
             processor = BatchSpanProcessor(
                 _otlp_exporter(name, "trace", "OTLPSpanExporter", config)
             )
         provider.add_span_processor(processor)
-    return provider.get_tracer(SCOPE, process.version)
+    return provider.get_tracer(SCOPE, __version__)
 
 
-def _instruments(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> Instruments:
+def _instruments(config: TelemetryConfig, role: str, shutdowns: Shutdowns) -> Instruments:
     address = config.metrics_place()
     if not config.metrics and address is None:
         return Instruments()
@@ -120,9 +113,9 @@ def _instruments(config: TelemetryConfig, process: Process, shutdowns: Shutdowns
     for name in config.metrics:
         exporter = _otlp_exporter(name, "metric", "OTLPMetricExporter", config)
         readers.append(PeriodicExportingMetricReader(exporter, config.metrics_interval_s * 1000))
-    provider = MeterProvider(readers, _resource(process), shutdown_on_exit=False)
+    provider = MeterProvider(readers, _resource(role), shutdown_on_exit=False)
     shutdowns.append(provider.shutdown)
-    return Instruments(provider.get_meter(SCOPE, process.version))
+    return Instruments(provider.get_meter(SCOPE, __version__))
 
 
 def _otlp_exporter(name: str, kind: str, cls: str, config: TelemetryConfig) -> Any:

@@ -32,11 +32,11 @@ from slipstream.rpc.remote_draft import draft_expectations
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry import catalog
+from slipstream.telemetry.attributes import proposed_attributes
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments, Telemetry
-from slipstream.telemetry.spans import Reply
+from slipstream.telemetry.spans import Carrier, Replies, Reply
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import DraftTelemetry
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
 
 SERVICE = "slipstream.rpc.v1.DraftService"
@@ -81,7 +81,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._receivers = receivers
         self.about = about
         self._catch_up = KvCatchUp(drafter, receivers, config)
-        self._telemetry = DraftTelemetry(telemetry or Telemetry())
+        telemetry = telemetry or Telemetry()
+        self._replies, self._instruments = Replies(telemetry.tracer), telemetry.instruments
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
         self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
@@ -161,19 +162,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         asked = message.open
         needed = draft_expectations(self.about, asked.target, asked.target_layout)
         require_agreement("the target of this draft", needed)
-        if not asked.target.vocab_size:
+        if not (vocab_size := asked.target.vocab_size):
             raise HandshakeError("the caller says nothing of the target's vocabulary")
-        vocab_size = asked.target.vocab_size
-        session = replace(convert.session_from_pb(asked.session), vocab_size=vocab_size)
+        params = asked.session
+        session = replace(convert.session_from_pb(params), vocab_size=vocab_size)
         bind(session_id=session.session_id)
         check_session(session, self._drafter.context_length)
         form = self._catch_up.form(asked.target_layout)
-        params = asked.session
         lease = await self._leases.open(session.session_id, params.fence, params.owner)
         self._receivers.park(session.session_id)  # this request names a feed of its own
         if isinstance(self._drafter.draft, NgramDraft) and self._drafter.stores is not None:
-            numbering = asked.target.tokenizer_hash
-            store = self._drafter.stores.of(numbering, vocab_size=vocab_size)
+            store = self._drafter.stores.of(asked.target.tokenizer_hash, vocab_size=vocab_size)
             self._drafter.draft.begin(session, store)
         stream = SpeculateStream(TokenSequence(session), lease, vocab_size, form)
         if form is not None and session.verification is Verification.EXACT:
@@ -186,7 +185,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     ) -> draft_pb2.SpeculateResponse:
         kind = kind_of(message, ("propose", "park"), "an open stream proposes or parks")
         if kind == "propose":
-            with self._telemetry.answering(message) as reply:
+            carrier = value_from_pb(Carrier, message.trace)
+            with self._replies.answering("draft.propose", carrier) as reply:
                 proposed = await self._propose(message.propose, stream, reply)
             return draft_pb2.SpeculateResponse(proposed=proposed)
         if self._batched is not None and not stream.lease.is_revoked:
@@ -212,14 +212,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)
             began, has_waited = _clock(), False
             if not is_granted:
-                ready = self._catch_up.ready(stream.sequence, stream.form, message.plan)
-                has_waited = await ready
+                has_waited = await self._catch_up.ready(stream.sequence, stream.form, message.plan)
             asked = _clock()
             if has_waited and reply is not None:
                 reply.part("kv.wait", began, asked)
             proposal, done = await self._proposal(stream, plan)
         self._num_rounds += 1
-        self._telemetry.record_proposal(reply, done, asked_s=asked, kv_wait_s=asked - began)
+        self._record(reply, done, asked_s=asked, kv_wait_s=asked - began)
         timing = ReplyTiming(_clock() - arrived, done.queue_s, done.engine_s, asked - began)
         return draft_pb2.Proposed(
             proposal=proposal_to_pb(proposal),
@@ -227,6 +226,30 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             timing=message_of(common_pb2.ReplyTiming, timing),
             num_copied=len(proposal.sources),
         )
+
+    def _record(
+        self, reply: Reply | None, done: Done[Proposal], *, asked_s: float, kv_wait_s: float
+    ) -> None:
+        """Record a proposal, which the engine was asked for at `asked_s`."""
+        if reply is not None:
+            began_s = asked_s + done.queue_s
+            reply.part("engine.queue", asked_s, began_s)
+            reply.part("engine.run", began_s, began_s + done.engine_s)
+            reply.set(proposed_attributes(done.value))
+            if done.value.staleness is not None:
+                reply.set({"slipstream.proposal.kv_wait_ms": kv_wait_s * 1000})
+        if self._instruments.are_exported:  # takes as long as a small step: after the response
+            asyncio.get_running_loop().call_soon(self._measure, done, kv_wait_s)
+
+    def _measure(self, done: Done[Proposal], kv_wait_s: float) -> None:
+        proposal, record = done.value, self._instruments.record
+        record(catalog.DRAFT_QUEUE, done.queue_s)
+        record(catalog.DRAFT_ENGINE, done.engine_s)
+        record(catalog.DRAFT_DEPTH, max(proposal.tree.depths(), default=0))
+        record(catalog.DRAFT_NODES, len(proposal.tree))
+        if proposal.staleness is not None:
+            record(catalog.STALENESS, proposal.staleness)
+            record(catalog.KV_WAIT, kv_wait_s)
 
     async def _proposal(
         self, stream: SpeculateStream, plan: Plan

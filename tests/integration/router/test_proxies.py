@@ -13,7 +13,7 @@ from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.setup import Process, _is_local, _session, telemetry
+from slipstream.telemetry.setup import _is_local, _session, telemetry
 from support.network.bad_routers import Failing, register
 from support.services.background import served
 from support.telemetry.otlp_collector import collector
@@ -102,7 +102,7 @@ def test_spans_arrive_at_a_collector_of_this_machine_whatever_the_proxy(monkeypa
     monkeypatch.setenv("grpc_proxy", NOWHERE)
     with collector() as found:
         config = TelemetryConfig(traces=("otlp",), otlp_endpoint=found.url, trace_ratio=1.0)
-        with telemetry(config, Process("router", "1.2.3", 17)) as listening:
+        with telemetry(config, "router") as listening:
             RequestSpan(listening, "arrives", None, {}).end()
         assert [span.name for span in found.until(lambda: found.spans)] == ["arrives"]
 

@@ -1,6 +1,7 @@
 """What a service can be told about telemetry, and that it then speaks so, and ends."""
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 from opentelemetry import trace
 from prometheus_client.parser import text_string_to_metric_families
 
+from slipstream import __version__
 from slipstream.config import parse_flags
 from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.options import option, options_of
@@ -19,14 +21,13 @@ from slipstream.rpc.process import run_service
 from slipstream.telemetry import catalog
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.setup import Process, telemetry
+from slipstream.telemetry.setup import telemetry
 from slipstream.telemetry.spans import Carrier
 from slipstream_draft.config import DraftConfig
 from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
 from support.network.ports import free_port
 
-ROUTER = Process("router", "1.2.3", 17)
 SAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 BAD = [
     ({"traces": ("zipkin",)}, "traces is 'zipkin', but must be one of otlp, otlp-http, file:"),
@@ -56,7 +57,7 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(options, reason):
 def test_nothing_leaves_a_service_by_default():
     config = TelemetryConfig()
     assert (config.traces, config.metrics, config.metrics_place()) == ((), (), None)
-    with telemetry(config, ROUTER) as listening:
+    with telemetry(config, "router") as listening:
         assert not listening.instruments.are_exported
         assert not RequestSpan(listening, "request", SAMPLED, {}).is_traced
 
@@ -89,13 +90,13 @@ def spans_of(directory):
 def test_spans_are_in_the_file_when_a_process_ends_however_often_it_begins(tmp_path):
     config = TelemetryConfig(traces=(f"file:{tmp_path}/traces",), trace_ratio=1.0)
     for name in ("first", "second"):
-        with telemetry(config, ROUTER) as listening:
+        with telemetry(config, "router") as listening:
             RequestSpan(listening, name, None, {}).end()
     (first, about), (second, _) = spans_of(tmp_path / "traces")
     assert (first, second) == ("first", "second")
     assert about["service.name"] == {"stringValue": "slipstream-router"}
-    assert about["service.version"] == {"stringValue": "1.2.3"}
-    assert about["service.instance.id"] == {"stringValue": f"{socket.gethostname()}-17"}
+    assert about["service.version"] == {"stringValue": __version__}
+    assert about["service.instance.id"] == {"stringValue": f"{socket.gethostname()}-{os.getpid()}"}
 
 
 def page(port):
@@ -109,7 +110,7 @@ def test_the_page_for_prometheus_is_there_for_as_long_as_the_process_and_again_a
     port, threads = free_port(), threading.active_count()
     config = TelemetryConfig(metrics_address=f"127.0.0.1:{port}")
     for total in (3, 5):
-        with telemetry(config, ROUTER) as listening:
+        with telemetry(config, "router") as listening:
             assert listening.instruments.are_exported
             listening.instruments.total(catalog.TOKENS_FINAL, total)
             assert page(port)["slipstream_tokens_final_total"] == total
@@ -133,13 +134,15 @@ def test_a_missing_exporter_is_named_with_what_installs_it(monkeypatch, options,
     monkeypatch.setitem(sys.modules, module, None)
     reason = rf"{named} needs {module}: pip install 'slipstream\[serve\]'"
     config = TelemetryConfig(**options)
-    with pytest.raises(InvalidRequest, match=reason), telemetry(config, ROUTER):
+    with pytest.raises(InvalidRequest, match=reason), telemetry(config, "router"):
         raise AssertionError("it was there")
 
 
 def test_every_exporter_is_made_and_ends_and_nothing_global_is_set(capfd):
     before = trace.get_tracer_provider()
-    with telemetry(TelemetryConfig(traces=("otlp", "otlp-http"), trace_ratio=0.0), ROUTER) as made:
+    with telemetry(
+        TelemetryConfig(traces=("otlp", "otlp-http"), trace_ratio=0.0), "router"
+    ) as made:
         RequestSpan(made, "unsampled", None, {}).end()
     assert trace.get_tracer_provider() is before
     assert capfd.readouterr().out == "", "a service says there where it serves"
