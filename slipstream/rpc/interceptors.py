@@ -36,11 +36,12 @@ class CallLimits:
     limit."""
 
 
-class Calls:
+class Calls(grpc.aio.ServerInterceptor):
     """The calls in flight, who may make one, and how long it may take.
 
     Health and reflection are not among them: they answer everybody, and who watches health never
-    ends.
+    ends. A call ends with the status of the error that its handler raised. What is no
+    `SlipstreamError` is a bug: it is logged, and the caller learns no more than that.
     """
 
     def __init__(self, callers: Callers, limits: CallLimits) -> None:
@@ -74,6 +75,27 @@ class Calls:
             if not self._num_running:
                 self._idle.set()
 
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        requests = "stream" if handler.request_streaming else "unary"
+        answers = "stream" if handler.response_streaming else "unary"
+        inner = getattr(handler, f"{requests}_{answers}")
+        check = _all_checked if handler.request_streaming else _checked
+        if handler.response_streaming:
+            inner = _taken_in_time(inner, self.limits.send_s)
+        return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
+            _guarded(inner, method, self, check),
+            request_deserializer=_lenient(handler.request_deserializer, self.limits),
+            response_serializer=handler.response_serializer,
+        )
+
     def close(self) -> None:
         """Refuse those that come from now on."""
         self._is_closed = True
@@ -93,38 +115,6 @@ class Calls:
         if self._num_running:
             self._idle.clear()
         await self.none(limit_s)
-
-
-class ErrorsToStatuses(grpc.aio.ServerInterceptor):
-    """Ends a call with the status of the error that its handler raised.
-
-    What is no `SlipstreamError` is a bug: it is logged, and the caller learns no more than that.
-    """
-
-    def __init__(self, calls: Calls) -> None:
-        """`calls` keeps count."""
-        self._calls = calls
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        requests = "stream" if handler.request_streaming else "unary"
-        answers = "stream" if handler.response_streaming else "unary"
-        inner = getattr(handler, f"{requests}_{answers}")
-        check = _all_checked if handler.request_streaming else _checked
-        if handler.response_streaming:
-            inner = _taken_in_time(inner, self._calls.limits.send_s)
-        return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
-            _guarded(inner, method, self._calls, check),
-            request_deserializer=_lenient(handler.request_deserializer, self._calls.limits),
-            response_serializer=handler.response_serializer,
-        )
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from slipstream.core.errors import InternalError, InvalidRequest, Unavailable, c
 from slipstream.core.inline import before, beside
 from slipstream.options import Bounded, check_bounds, option
 from slipstream.rpc.channel import keepalive
-from slipstream.rpc.interceptors import CallLimits, Calls, ErrorsToStatuses
+from slipstream.rpc.interceptors import CallLimits, Calls
 from slipstream.rpc.security import Callers, ServerTls
 
 HEALTH = "grpc.health.v1.Health"
@@ -105,9 +105,7 @@ class Server:
         self._names = ("", *services)
         self._health = HealthServicer()
         self._calls = Calls(options.callers, options.limits)
-        self._server = grpc.aio.server(
-            interceptors=[ErrorsToStatuses(self._calls)], options=_arguments(options)
-        )
+        self._server = grpc.aio.server(interceptors=[self._calls], options=_arguments(options))
         for register in services.values():
             register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -134,30 +134,25 @@ class Reply:
         child.end(self.timeline.ns(max(end_s, start_s)))
 
 
-class Replies:
-    """Makes SERVER spans of calls, for one service, where messages are traced."""
-
-    def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._tracer = tracer
-        self._clock = clock
-
-    @contextmanager
-    def answering(self, name: str, carrier: Carrier) -> Iterator[Reply | None]:
-        """A span around a reply, current meanwhile, whose status is an error that passes; None
-        where the message is not traced."""
-        parent = parent_of(carrier)
-        if parent is None:
-            yield None
-            return
-        # A timeline of its own keeps parts within the span, even when the wall clock is set.
-        timeline = Timeline(self._clock)
-        start_ns = timeline.ns(self._clock())
-        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=start_ns)
-        try:
-            with use_span(span, record_exception=False, set_status_on_exception=False):
-                yield Reply(span, self._tracer, timeline)
-        except BaseException as error:
-            record_error(span, error)
-            raise
-        finally:
-            span.end(timeline.ns(self._clock()))
+@contextmanager
+def answering(
+    tracer: Tracer, name: str, carrier: Carrier, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Reply | None]:
+    """Make the SERVER span of a reply, current meanwhile, whose status is an error that passes;
+    give None where the message is not traced."""
+    parent = parent_of(carrier)
+    if parent is None:
+        yield None
+        return
+    # A timeline of its own keeps parts within the span, even when the wall clock is set.
+    timeline = Timeline(clock)
+    start_ns = timeline.ns(clock())
+    span = tracer.start_span(name, parent, SpanKind.SERVER, start_time=start_ns)
+    try:
+        with use_span(span, record_exception=False, set_status_on_exception=False):
+            yield Reply(span, tracer, timeline)
+    except BaseException as error:
+        record_error(span, error)
+        raise
+    finally:
+        span.end(timeline.ns(clock()))

@@ -19,13 +19,15 @@ from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.models.loaded import parse_device
 from slipstream.models.threads import Cores, load_on
 from slipstream.ngrams.store_file import NgramStores
+from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.process import run_service, say_ready, with_port
-from slipstream.rpc.protocol import new_incarnation
+from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
+from slipstream.rpc.remote_draft import LAYOUT
 from slipstream.rpc.server import Server
+from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.state.factory import announced_in
 from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import describe
 from slipstream_draft.kv_receivers import KvReceivers
 from slipstream_draft.servicer import SERVICE, DraftServicer, register
 
@@ -105,6 +107,33 @@ def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, Loaded
     drafter = build_drafter(config.draft, target, profile=config.profile)
     # A draft without keys to read goes with any target of the same tokenizer.
     return drafter, loaded if drafter.layers else None
+
+
+def describe(
+    drafter: Drafter, name: str, *, target: LoadedParts | None, incarnation: str, max_sessions: int
+) -> draft_pb2.DescribeDraftResponse:
+    """Return a description; `target` is None for a draft that reads no keys and values."""
+    about = message_of(
+        draft_pb2.DescribeDraftResponse,
+        drafter.facts,
+        identity=common_pb2.ModelIdentity(
+            protocol_version=PROTOCOL_VERSION,
+            model_id=name,
+            tokenizer_hash=drafter.tokenizer_hash or "",
+            vocab_size=drafter.vocab_size or 0,
+            incarnation=incarnation,
+            numbering=drafter.numbering,
+        ),
+        target_layers=drafter.layers,
+        max_sessions=max_sessions,
+        memory=drafter.memory and common_pb2.Memory(**drafter.memory.account()),
+        dtype=drafter.dtype,
+    )
+    if target is not None:
+        about.target_model_id = target.model_id
+        for field in LAYOUT:
+            setattr(about.target_layout, field, getattr(target.parts, field))
+    return about
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import proposed_attributes
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments, Telemetry
-from slipstream.telemetry.spans import Carrier, Replies, Reply
+from slipstream.telemetry.spans import Carrier, Reply, answering
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
 
@@ -82,7 +82,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self.about = about
         self._catch_up = KvCatchUp(drafter, receivers, config)
         telemetry = telemetry or Telemetry()
-        self._replies, self._instruments = Replies(telemetry.tracer), telemetry.instruments
+        self._tracer, self._instruments = telemetry.tracer, telemetry.instruments
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
         self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
@@ -186,7 +186,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         kind = kind_of(message, ("propose", "park"), "an open stream proposes or parks")
         if kind == "propose":
             carrier = value_from_pb(Carrier, message.trace)
-            with self._replies.answering("draft.propose", carrier) as reply:
+            with answering(self._tracer, "draft.propose", carrier) as reply:
                 proposed = await self._propose(message.propose, stream, reply)
             return draft_pb2.SpeculateResponse(proposed=proposed)
         if self._batched is not None and not stream.lease.is_revoked:

@@ -28,7 +28,7 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Telemetry
-from slipstream.telemetry.spans import Carrier, Replies, Reply
+from slipstream.telemetry.spans import Carrier, Reply, answering
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
 from slipstream_target.granted import Inbox
@@ -59,7 +59,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self.target = target
         self.about = about
         telemetry = telemetry or Telemetry()
-        self._replies = Replies(telemetry.tracer)
+        self._tracer = telemetry.tracer
         self._instruments = telemetry.instruments
         self._is_measured = telemetry.instruments.are_exported
         target.on_step = self._record_step if self._is_measured else None
@@ -187,7 +187,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """Yield that the round waits for memory, if it does, and its verdict."""
         arrived = time.perf_counter()
         carrier = value_from_pb(Carrier, message.trace)
-        with self._replies.answering("target.verify", carrier) as reply:
+        with answering(self._tracer, "target.verify", carrier) as reply:
             pending = self._begin(message.verify, stream)
             if stream.max_queue_s is not None and await pending.is_queued():
                 yield target_pb2.VerifyResponse(queued=target_pb2.Queued())

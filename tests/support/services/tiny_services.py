@@ -29,8 +29,8 @@ from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry.metric import Telemetry
 from slipstream.verifying.engine import LocalTarget
+from slipstream_draft.__main__ import describe
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import describe
 from slipstream_draft.kv_receivers import KvReceivers
 from slipstream_draft.kv_sources import KvSources
 from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE

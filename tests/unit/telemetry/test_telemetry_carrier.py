@@ -9,7 +9,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from slipstream.rpc.conversion.convert_common import message_of, value_from_pb
 from slipstream.rpc.v1 import common_pb2
 from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.spans import MAX_TRACESTATE, Carrier, Replies, carried, parent_of
+from slipstream.telemetry.spans import MAX_TRACESTATE, Carrier, answering, carried, parent_of
 from support.telemetry.listening import Listener
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -62,7 +62,7 @@ def test_what_is_carried_over_the_wire_arrives_as_it_was(trace_id, span_id, stat
 def test_what_is_no_trace_context_is_no_parent(parent):
     assert parent_of(Carrier(parent)) is None
     heard = Listener()
-    with Replies(heard.tracer).answering("answer", Carrier(parent)) as reply:
+    with answering(heard.tracer, "answer", Carrier(parent)) as reply:
         assert reply is None
     RequestSpan(heard.telemetry, "request", Carrier(parent), {}).end()
     [only] = heard.spans()
@@ -89,10 +89,7 @@ def test_a_tracestate_that_is_none_or_too_long_costs_nothing_but_itself(state):
 )
 def test_parts_of_an_answer_lie_within_its_span(start_s, parts):
     heard, now = Listener(), [start_s]
-    with (
-        heard.caller() as asked,
-        Replies(heard.tracer, lambda: now[0]).answering("answer", asked) as reply,
-    ):
+    with heard.caller() as asked, answering(heard.tracer, "answer", asked, lambda: now[0]) as reply:
         for before, length in parts:
             begin = now[0] + before
             now[0] = begin + length
