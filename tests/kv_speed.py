@@ -18,8 +18,8 @@ from slipstream.rpc import kv
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert_common import value_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
+from slipstream.rpc.kv import element_type, unpack
 from slipstream.rpc.remote_target import RemoteTarget
-from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
 
 METHOD = "/slipstream.rpc.v1.TargetService/StreamKv"

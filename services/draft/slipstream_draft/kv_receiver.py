@@ -17,9 +17,8 @@ from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest, NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.scorer import NUM_SINKS
-from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes, stream_request
+from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes, stream_request, unpack
 from slipstream.rpc.status import error_from
-from slipstream.rpc.tensors import unpack
 from slipstream.rpc.v1 import draft_pb2, target_pb2
 from slipstream_draft.kv_sources import Channels
 

@@ -19,8 +19,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView, skippable
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.conversion.convert_common import value_from_pb
-from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, keep_freed_memory
-from slipstream.rpc.tensors import element_type
+from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, element_type, keep_freed_memory
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.kv_receiver import KvAddress, KvReceiver, Propose

@@ -18,11 +18,10 @@ from slipstream.models.loaded import LoadedModel, parse_device
 from slipstream.models.loading import load_model, sizes_of
 from slipstream.models.threads import Cores, load_on
 from slipstream.rpc.conversion.convert_common import message_of
-from slipstream.rpc.kv import DTYPE
+from slipstream.rpc.kv import DTYPE, dtype_of
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.server import Server
-from slipstream.rpc.tensors import dtype_of
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.state.factory import announced_in
 from slipstream.telemetry import catalog

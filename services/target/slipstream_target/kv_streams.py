@@ -26,13 +26,14 @@ from slipstream.rpc.kv import (
     KvFormat,
     KvFrame,
     KvStreamSource,
+    dtype_of,
     frame_to_bytes,
     keep_freed_memory,
+    pack,
     propose_to_bytes,
 )
 from slipstream.rpc.leases import kind_of
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
-from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry.logs import bind
 from slipstream.verifying.engine import LocalTarget

@@ -16,8 +16,8 @@ import pytest
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
 from slipstream.client.embedded import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
+from slipstream.state.memory import StoredSession
 from slipstream.state.store import Record, StoredTurn
-from slipstream.state.stored_session import StoredSession
 from support.services import fleet
 
 PROMPTS = ("hello there", "abcabcabcabc", "1 2 3 " * 40)

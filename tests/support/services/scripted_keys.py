@@ -10,8 +10,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session
 from slipstream.options import build
 from slipstream.rpc.conversion.convert_common import message_of
-from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_bytes
-from slipstream.rpc.tensors import pack
+from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_bytes, pack
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream_draft.config import DraftConfig
 from slipstream_target.servicer import SERVICE

@@ -19,10 +19,9 @@ from slipstream.models.dtypes import Array
 from slipstream.models.kv.cache import view_layout
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert_common import message_of, proposal_to_pb
-from slipstream.rpc.kv import KvFormat, KvStreamSource, frame_from_bytes
+from slipstream.rpc.kv import KvFormat, KvStreamSource, dtype_of, frame_from_bytes, unpack
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.service_options import SessionOptions
-from slipstream.rpc.tensors import dtype_of, unpack
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.spans import Carrier

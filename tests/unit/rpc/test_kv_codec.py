@@ -7,8 +7,16 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc import kv
-from slipstream.rpc.kv import KvDtype, KvEncoding, KvFormat, KvFrame, frame_from_bytes
-from slipstream.rpc.tensors import element_type, pack, unpack
+from slipstream.rpc.kv import (
+    KvDtype,
+    KvEncoding,
+    KvFormat,
+    KvFrame,
+    element_type,
+    frame_from_bytes,
+    pack,
+    unpack,
+)
 from slipstream.rpc.v1.target_pb2 import StreamKvResponse
 
 SOURCE = kv.KvStreamSource("a session", "a process")
