@@ -26,7 +26,8 @@ from slipstream.core.types import FinishReason, Plan, Proposal, Session, Shape, 
 from slipstream.drafting.engine import stop_of, uses_decision
 from slipstream.drafting.growers import GROWERS
 from slipstream.drafting.growth import DepthLimit, DraftSession, Growth
-from slipstream.drafting.reader import CandidateReader, Candidates
+from slipstream.drafting.reader import CandidateReader
+from slipstream.models.scorer import Candidates
 
 WIDTH = 8
 """Candidates of a position that are recorded."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from slipstream.core.draft.ngram_draft import with_forced
 from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import Draft, Target
-from slipstream.core.round import Clock, Port, Round, RoundObserver, timed
+from slipstream.core.round import Clock, Port, PortCall, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 
 
@@ -26,7 +26,7 @@ async def decode(
     session = sequence.session
     round_ = Round(0, clock())
     while True:
-        with timed(round_, Port.VERIFY, clock, observer):
+        with PortCall(round_, Port.VERIFY, clock, observer):
             round_.verdict = await target.verify(sequence, round_.proposal)
         round_.take_proposal()
         sequence.append(round_.verdict.tokens)
@@ -42,6 +42,6 @@ async def decode(
         if planner.leaves_draft(plan, remaining):
             await draft.release(session.session_id)
         if plan.max_depth > 0:
-            with timed(round_, Port.PROPOSE, clock, observer):
+            with PortCall(round_, Port.PROPOSE, clock, observer):
                 round_.proposal = await draft.propose(sequence, plan)
         round_.proposal = with_forced(round_.proposal, planner.forced(remaining, verdict))

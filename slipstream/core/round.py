@@ -1,10 +1,10 @@
 """One round of a request: its plan, what was proposed, what became final, and when."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.core.tree import CopySource
 from slipstream.core.types import Plan, Proposal, Verdict
@@ -36,7 +36,7 @@ STOP_REASONS = (
 
 PREFILL, SPECULATIVE, PLAIN = "prefill", "speculative", "plain"
 NO_PLAN = Plan(max_depth=0, max_nodes=0)
-NO_VERDICT = Verdict((), 0)
+NO_PROPOSAL, NO_VERDICT = Proposal(), Verdict((), 0)
 """A round whose verification has not ended."""
 
 
@@ -55,7 +55,7 @@ class Round:
     index: int
     start_s: float
     plan: Plan = NO_PLAN
-    proposal: Proposal = field(default_factory=Proposal)
+    proposal: Proposal = NO_PROPOSAL
     verdict: Verdict = NO_VERDICT
     proposing: Times | None = None
     verifying: Times | None = None
@@ -134,21 +134,25 @@ class RoundObserver(Protocol):
         """Record a round that has its verdict."""
 
 
-@contextmanager
-def timed(
-    round_: Round, port: Port, clock: Clock, observer: RoundObserver | None
-) -> Iterator[None]:
-    """Note in the round when the port was called and returned, and the error that it raised."""
-    start_s = clock()
-    try:
-        with nullcontext() if observer is None else observer.calling(round_, port):
-            yield
-    except BaseException as error:
-        round_.error = error
-        raise
-    finally:
-        times = start_s, clock()
-        if port is Port.PROPOSE:
-            round_.proposing = times
+class PortCall:
+    """Context of a call: notes in the round when it began and returned, and what it raised."""
+
+    def __init__(
+        self, round_: Round, port: Port, clock: Clock, observer: RoundObserver | None
+    ) -> None:
+        self._round, self._port, self._clock = round_, port, clock
+        self._span = None if observer is None else observer.calling(round_, port)
+        self._start_s = clock()
+
+    def __enter__(self) -> None:
+        if self._span is not None:
+            self._span.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._span is not None:
+            self._span.__exit__(*raised)
+        self._round.error, times = raised[1], (self._start_s, self._clock())
+        if self._port is Port.PROPOSE:
+            self._round.proposing = times
         else:
-            round_.verifying = times
+            self._round.verifying = times

@@ -1,10 +1,12 @@
 """Cost of a round by the tokens that it verifies, how many pay, and a request's prices."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from operator import le
 from typing import ClassVar
 
 from slipstream.core.errors import InvalidRequest, check
@@ -64,7 +66,8 @@ class RowCosts:
         if num_tokens >= last:
             slope = (most - 1.0) / (last - 1) if last > 1 else 0.0
             return most + slope * (num_tokens - last)
-        low, high = next(pair for pair in pairwise(self.points) if num_tokens < pair[1][0])
+        index = bisect_right(self.points, (num_tokens, math.inf))
+        low, high = self.points[index - 1 : index + 1]
         share = (num_tokens - low[0]) / (high[0] - low[0])
         return low[1] + share * (high[1] - low[1])
 
@@ -77,6 +80,8 @@ class RowCosts:
 
 def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Return the ascending sequence nearest in weighted squares (pool adjacent violators)."""
+    if all(map(le, values, values[1:])):
+        return [*values]
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pools.append((value, weight, 1))
@@ -183,10 +188,10 @@ class Prices:
         """Return the plain rounds that verifying so many nodes takes."""
         return 1.0 + self._engine_share * (self._costs.of(1 + num_nodes) - 1.0)
 
-    def nodes(self, count: int) -> tuple[float, ...]:
-        """Return what the first, second … of `count` nodes adds to that."""
-        share = self._engine_share
-        return tuple(share * cost for cost in self._costs.nodes(count))
+    def nodes(self, count: int, speed: float = 1.0) -> tuple[float, ...]:
+        """Return what the first, second … of `count` nodes adds to that, in tokens at a `speed`."""
+        share = speed * self._engine_share
+        return tuple([share * cost for cost in self._costs.nodes(count)])
 
     def take(self, offer: Offer | None) -> None:
         """Go by another offer from now on."""

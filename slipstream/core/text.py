@@ -86,6 +86,8 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> Piece:
         """Take final tokens in; what can be emitted of them and of those held back."""
+        if len(tokens) <= _BLOCK:
+            return self._push(tokens)
         pieces: list[Piece] = []
         for start in range(0, len(tokens), _BLOCK):
             pieces.append(self._push(tokens[start : start + _BLOCK]))
@@ -134,7 +136,7 @@ class TextStream:
     def _stop_start(self, before: int) -> int | None:
         """Return where the first stop string in the text not sent yet begins; it reaches beyond
         the text's length `before`, as none was there then."""
-        if len(self._ends) < self._num_sent:  # what was sent is free of them
+        if not self._stop or len(self._ends) < self._num_sent:  # what was sent is free of them
             return None
         sent = self._ends[self._num_sent - 1] if self._num_sent else 0
         start = max(sent, before - self._longest_stop + 1) - self._begin

@@ -26,6 +26,9 @@ class TokenTree:
     _children: dict[int, list[int]] = field(
         init=False, repr=False, compare=False, hash=False, default_factory=dict
     )
+    _depths: list[int] = field(
+        init=False, repr=False, compare=False, hash=False, default_factory=list
+    )
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -34,6 +37,7 @@ class TokenTree:
             if not ROOT <= parent < node:
                 raise InvalidRequest(f"node {node} has parent {parent}; parents come first")
             self._children.setdefault(parent, []).append(node)
+            self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,10 +63,7 @@ class TokenTree:
 
     def depths(self) -> tuple[int, ...]:
         """Depth of each node; 1 for the children of the root."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return tuple(depths)
+        return tuple(self._depths)
 
     def path(self, node: int) -> tuple[int, ...]:
         """Node indices from the first below the root down to `node`; empty for `ROOT`."""

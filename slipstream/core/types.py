@@ -262,6 +262,8 @@ class Proposal:
     @property
     def drafted(self) -> TokenTree:
         """The part of the tree that the draft proposed."""
+        if not self.sources:
+            return self.tree
         count = len(self.tree) - len(self.sources)
         return TokenTree(self.tree.tokens[:count], self.tree.parents[:count])
 

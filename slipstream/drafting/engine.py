@@ -25,10 +25,10 @@ from slipstream.drafting.growth import (
     Growth,
     ProposalSteps,
 )
-from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
-from slipstream.engine.thread import internal_errors
+from slipstream.drafting.reader import CandidateReader, chain_candidates, read_each
+from slipstream.engine.thread import InternalErrors
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.scorer import ChainRequest, Chains, KvView, Scorer, read
+from slipstream.models.scorer import Candidates, ChainRequest, Chains, KvView, Scorer, read
 
 NUM_PAGES = 64
 """Memory of a draft without a budget: pages for some 8,000 tokens."""
@@ -158,7 +158,7 @@ class LocalDraft:
         if not steps:
             return True
         try:
-            with internal_errors("draft"):
+            with InternalErrors("draft"):
                 found = compute([step for _, step in steps])
         except errors.InternalError as error:
             return self._refuse(steps) or self._fail(steps, error)
@@ -213,18 +213,10 @@ class LocalDraft:
             tokens = read(held.tokens, skipped)
             self._scorer.skip(held.state, skipped)
             score = self._decision if uses_decision(plan) else None
-            growth = Growth(
-                session,
-                held,
-                tokens,
-                self._scorer.num_same(held.state, tokens),
-                view=view,
-                lag=lag,
-                chains=self.chains,
-                reader=CandidateReader(session, self._scorer.vocab, score),
-                profile=self._profile,
-                depth_limit=limit,
-            )
+            reader = CandidateReader(session, self._scorer.vocab, score)
+            num_same = self._scorer.num_same(held.state, tokens)
+            own = session, held, tokens, num_same, view, lag, self.chains, reader
+            growth = Growth(*own, self._profile, limit)
             stop = stop_of(plan, session, self._profile)
             proposal = yield from GROWERS[plan.shape](growth, plan, stop)
         return proposal if view is None else replace(proposal, staleness=max(lag, 0))

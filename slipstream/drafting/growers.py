@@ -11,7 +11,7 @@ from slipstream.core.round import TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Shape, SparseDistribution, Verification
 from slipstream.drafting.growth import Growth, ProposalSteps, Steps
-from slipstream.drafting.reader import Candidates
+from slipstream.models.scorer import Candidates
 
 
 @dataclass(frozen=True, slots=True)

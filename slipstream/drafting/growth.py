@@ -14,9 +14,9 @@ from slipstream.core.policy.stop import Calibration, Stop, StopSignal
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, SparseDistribution, Verification
-from slipstream.drafting.reader import CandidateReader, CandidateRows, Candidates
+from slipstream.drafting.reader import CandidateReader, CandidateRows
 from slipstream.engine.thread import Done
-from slipstream.models.scorer import Ask, ChainRequest, Chains, Grow, KvView, Sync
+from slipstream.models.scorer import Ask, Candidates, ChainRequest, Chains, Grow, KvView, Sync
 
 T = TypeVar("T")
 
@@ -188,19 +188,9 @@ class Growth:
         if sampling.top_k == 1:  # noise has no say
             sampling = replace(sampling, temperature=0.0)
         ask = ChainRequest(
-            held.state,
-            self.tokens,
-            self.view,
-            sampling,
-            stop,
-            limit,
-            count,
-            self.session.stop_token_ids,
-            self.calibration,
-            self.lag,
-            self.reader.score is not None,
-            plan.worth,
-            held.tokens,
+            *(held.state, self.tokens, self.view, sampling, stop, limit, count),
+            *(self.session.stop_token_ids, self.calibration, self.lag),
+            *(self.reader.score is not None, plan.worth, held.tokens),
         )
         return (yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None))
 

@@ -22,11 +22,11 @@ from slipstream.core.draft.candidates import (
     sparse_distribution,
 )
 from slipstream.core.errors import ModelError
-from slipstream.core.types import NodeStats, Session, SparseDistribution, Verification
+from slipstream.core.types import Session, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution, ordered_top
 from slipstream.core.verify.noise import Floats, Ids
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
-from slipstream.models.scorer import ChainPosition, Scores
+from slipstream.models.scorer import Candidates, Scores
 
 DISTRIBUTION_SIZE = 64
 """Tokens of the truncated distribution that multi-candidate sampling draws from."""
@@ -35,18 +35,6 @@ DISTRIBUTION_SIZE = 64
 _NO_DISTRIBUTION = "the draft's scores of a slot are no numbers, or all infinite"
 Score = Callable[[Floats, Floats], Floats]
 """`DecisionModel.score`: hidden states [R, d] and `slot_stats` [R, 4] to probabilities [R, 2]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates(ChainPosition):
-    """The draft's candidates for one position; `tokens` are the best or the first drawn first."""
-
-    distribution: SparseDistribution | None = None
-
-    def stats(self, token: int) -> NodeStats:
-        """Return the statistics of the node that carries `token` here."""
-        prob = self.probs[self.tokens.index(token)]
-        return NodeStats(self.top_prob, prob, self.entropy, self.score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +174,11 @@ class RowSoftmax:
         return -log_mass, float(others.max()) - log_mass
 
 
-def chain_candidates(chain: Sequence[ChainPosition]) -> list[Candidates] | Exception:
+def chain_candidates(chain: list[Candidates]) -> list[Candidates] | Exception:
     """Return the candidates of a chain that a device has computed, or the error of its scores."""
     if any(math.isnan(step.top_prob) for step in chain):
         return ModelError(_NO_DISTRIBUTION)
-    return [
-        Candidates(step.tokens, step.probs, step.top_prob, step.entropy, step.score)
-        for step in chain
-    ]
+    return chain
 
 
 def read_each(scores: Scores, parts: Sequence[CandidateRows]) -> list[list[Candidates] | Exception]:

@@ -7,9 +7,9 @@ too many in a row end the process.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -157,18 +157,21 @@ class EngineThread:
         return seconds
 
 
-@contextmanager
-def internal_errors(engine: str) -> Iterator[None]:
-    """Raise `InternalError` from any error inside: a step's failure is the engine's own, and never
-    blamed on a caller."""
-    try:
-        yield
-    except InternalError:
-        raise
-    except Exception as error:
-        raise InternalError(
-            f"a step of the {engine} failed, through no fault of the request"
-        ) from error
+class InternalErrors:
+    """Context that raises `InternalError` from any error inside: a step's failure is the engine's
+    own, and never blamed on a caller."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, InternalError):
+            raise InternalError(
+                f"a step of the {self._engine} failed, through no fault of the request"
+            ) from error
 
 
 class FailedSteps:

@@ -11,7 +11,7 @@ from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.policy.options import EAGLE
 from slipstream.core.policy.stop import Calibration, Stop
 from slipstream.core.sequence import common_prefix
-from slipstream.core.types import SamplingParams
+from slipstream.core.types import NodeStats, SamplingParams, SparseDistribution
 from slipstream.core.verify.noise import Floats
 
 if TYPE_CHECKING:
@@ -155,14 +155,21 @@ class ChainRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainPosition:
-    """One position of a chain: candidates, best first, and numbers of its distribution."""
+class Candidates:
+    """The draft's candidates for one position, the best or the first drawn first, and numbers of
+    their distribution."""
 
     tokens: tuple[int, ...]
     probs: tuple[float, ...]
     top_prob: float
     entropy: float
     score: float | None = None
+    distribution: SparseDistribution | None = None
+
+    def stats(self, token: int) -> NodeStats:
+        """Return the statistics of the node that carries `token` here."""
+        prob = self.probs[self.tokens.index(token)]
+        return NodeStats(self.top_prob, prob, self.entropy, self.score)
 
 
 class Chains(Protocol):
@@ -180,7 +187,7 @@ class Chains(Protocol):
     def prepare(self, pool: "KvPool") -> None:
         """See `Scorer.prepare`."""
 
-    def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
+    def follow(self, asks: Sequence[ChainRequest]) -> list[list[Candidates]]:
         """Return the positions of each chain. Raises as `Scorer.score`."""
 
 

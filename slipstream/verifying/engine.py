@@ -5,7 +5,7 @@ Free of wire and queue: which requests join which forward is decided elsewhere (
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from weakref import WeakSet
 
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError, check_token_ids
 from slipstream.core.row_costs import Offer
@@ -13,7 +13,7 @@ from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.verify.port_checks import check_proposal
 from slipstream.core.verify.walk import Walk
-from slipstream.engine.thread import internal_errors
+from slipstream.engine.thread import InternalErrors
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
@@ -61,7 +61,8 @@ class LocalTarget:
         request = TargetRequest(sequence, proposal)
         self.begin(request)
         while not request.is_done:
-            self.step([ScheduledRequest(request, min(request.num_pending, MAX_CHUNK))])
+            with InternalErrors("target"):
+                self.step([ScheduledRequest(request, min(request.num_pending, MAX_CHUNK))])
         return request.result()
 
     def begin(self, request: TargetRequest) -> None:
@@ -92,7 +93,6 @@ class LocalTarget:
             sender.truncate(cache.count)
         request.held, request.cache, request.num_cached = held, cache, cache.count
 
-    @internal_errors("target")
     def step(self, batch: Batch) -> None:
         """Compute one forward for what is scheduled, of different requests; those that it decides
         are done."""
@@ -141,7 +141,8 @@ class LocalTarget:
         the engine forgets it when no reader holds it any more.
         """
         sender = KvSender(self._cache(session_id), layers, start, skipped)
-        self._sessions[session_id].kv_senders.add(sender)
+        held = self._sessions[session_id]
+        held.kv_senders = WeakSet([*held.kv_senders, sender])
         return sender
 
     def kv_bytes(self, session_id: str) -> int:
@@ -190,12 +191,9 @@ class LocalTarget:
         final, reason = self._settle(
             request, walk, slots[: entry.num_pending], slots[entry.num_pending :]
         )
-        num_accepted = min(len(walk.nodes), len(final))
-        verdict = Verdict(
-            final, num_accepted, reason, request.held.roots, offer, request.num_cached
-        )
-        request.verdict = replace(
-            verdict,
+        num_accepted, roots = min(len(walk.nodes), len(final)), request.held.roots
+        request.verdict = Verdict(
+            *(final, num_accepted, reason, roots, offer, request.num_cached),
             logprobs=walk.logprobs[: len(final)],
             prompt_logprobs=tuple(request.prompt_logprobs),
             forced=request.forced() if reason is None else (),

@@ -29,7 +29,7 @@ class TargetSession:
     """None while the session is parked."""
     roots: tuple[int, ...] = ()
     """Target-initialised roots of the position after the tokens."""
-    kv_senders: WeakSet[KvSender] = field(default_factory=WeakSet)
+    kv_senders: WeakSet[KvSender] | tuple[()] = ()
     constraint: GrammarConstraint | None = None
     """Constraint of the running request's output, if it has to follow a grammar."""
 

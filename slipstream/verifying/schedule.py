@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from slipstream.core.errors import InternalError, NoRoom
 from slipstream.core.round import Clock
-from slipstream.engine.thread import internal_errors
+from slipstream.engine.thread import InternalErrors
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.meter import StepBudget
 from slipstream.verifying.request import ScheduledRequest, TargetRequest, TargetStep
@@ -215,7 +215,7 @@ class RequestQueue:
         failure: InternalError | None = None
         began = self._clock()
         try:
-            with internal_errors("target"):
+            with InternalErrors("target"):
                 self._engine.step(batch)
         except InternalError as error:
             _LOG.exception("a step of %d sessions failed", len(batch))

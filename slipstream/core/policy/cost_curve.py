@@ -86,7 +86,7 @@ class CostCurve:
         if not seconds >= 0:
             return
         own, first = self._own(rows, sessions), self._seconds[0] * self._scale
-        expected = self.seconds(rows, sessions, keys)
+        expected = self._scale * own + self._key_s * keys
         limit = _LARGEST_SURPRISE * expected
         surprise = _GAIN * min(max(seconds - expected, -limit), limit)
         doubt_all, doubt_keys = (
@@ -146,7 +146,9 @@ class CostCurve:
 
     def _inside(self, rows: int) -> tuple[int, int]:
         """Return the rows within the points that cost as much, but for so many periods."""
-        num_periods = max(-(-(rows - self._rows[-1]) // self._period), 0)
+        if rows <= self._rows[-1]:
+            return rows, 0
+        num_periods = -(-(rows - self._rows[-1]) // self._period)
         return rows - num_periods * self._period, num_periods
 
     @property

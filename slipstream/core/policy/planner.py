@@ -83,8 +83,8 @@ class Planner:
         depth = min(most, remaining - 1, self._fitting_depth(nodes))
         copying = self._copying(min(nodes, remaining - 1))
         if depth < 1 or not self._speculates(remaining, copying):
-            return _without_draft(nodes, copying, self._row_prices(nodes))
-        return replace(self._shaped(depth, nodes), lookup=copying)
+            return self._without_draft(nodes, copying)
+        return self._shaped(depth, nodes, copying=copying)
 
     def leaves_draft(self, plan: Plan, remaining: int) -> bool:
         """Return whether to end the draft's session before this plan's round: see `DraftUse`."""
@@ -192,14 +192,13 @@ class Planner:
         copying, mode = self._settings.lookup, self._settings.mode
         if copying is None or limit < 1 or (mode is Mode.AUTO and not self._copies.allows()):
             return None
-        return replace(copying, max_depth=min(copying.max_depth, limit), alone=SURE)
+        return Copying(copying.shortest, min(copying.max_depth, limit), SURE)
 
     def _row_prices(self, nodes: int) -> tuple[float, ...]:
         """Return each node's price in tokens; forced speculation has its shape at any cost."""
         if self._settings.mode is Mode.FORCED:
             return ()
-        speed = self._speed
-        return tuple(speed * cost for cost in self._prices.nodes(nodes))
+        return self._prices.nodes(nodes, self._speed)
 
     @property
     def _worth_s(self) -> float | None:
@@ -260,30 +259,22 @@ class Planner:
         depth = min(1 + self._settings.max_draft_tokens, remaining, nodes // max(len(roots), 1))
         return self._shaped(max(depth, 1), nodes, roots)
 
-    def _shaped(self, depth: int, nodes: int, roots: tuple[int, ...] = ()) -> Plan:
+    def _without_draft(self, nodes: int, copying: Copying | None) -> Plan:
+        """A plain round, or one in which only copies are proposed: they cost no draft's time."""
+        if copying is None:
+            return NO_PLAN
+        prices, copying = self._row_prices(nodes), replace(copying, alone=0.0)
+        return Plan(copying.max_depth, nodes, lookup=copying, row_prices=prices)
+
+    def _shaped(
+        self, depth: int, nodes: int, roots: tuple[int, ...] = (), copying: Copying | None = None
+    ) -> Plan:
         settings, prices = self._settings, self._row_prices(nodes)
-        return Plan(
-            max_depth=depth,
-            max_nodes=nodes,
-            shape=settings.shape,
-            stop=settings.stop,
-            threshold=settings.threshold,
-            widths=settings.widths[:depth],
-            roots=roots,
-            worth=step_worth(self._speed * self._prices.step, prices) if prices else None,
-            row_prices=prices,
-            worth_s=self._worth_s,
-        )
+        worth = step_worth(self._speed * self._prices.step, prices) if prices else None
+        form = settings.shape, settings.stop, settings.threshold, settings.widths[:depth], roots
+        return Plan(depth, nodes, *form, copying, worth, prices, self._worth_s)
 
 
 def _engine_s(timing: ReplyTiming | None) -> float | None:
     """Return the seconds of a reply in its engine, waiting for others included."""
     return None if timing is None else timing.engine_s + timing.queue_s
-
-
-def _without_draft(nodes: int, copying: Copying | None, prices: tuple[float, ...]) -> Plan:
-    """A plain round, or one in which only copies are proposed: they cost no draft's time."""
-    if copying is None:
-        return NO_PLAN
-    copying = replace(copying, alone=0.0)
-    return Plan(copying.max_depth, nodes, lookup=copying, row_prices=prices)

@@ -93,6 +93,7 @@ class StopSignal:
 
 FIXED, SVIP, DECISION, COST = range(4)
 """Policies as kernels number them."""
+_NUMBERS = {policy: number for number, policy in enumerate(StopPolicy)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Stop:
     @property
     def number(self) -> int:
         """Return the policy as kernels number it."""
-        return [*StopPolicy].index(self.policy)
+        return _NUMBERS[self.policy]
 
     def should_stop(self, signal: StopSignal) -> bool:
         """Return whether the token of `signal` is the last to draft on its path."""

@@ -95,8 +95,9 @@ class Outcomes:
         self._accepted[round_.num_accepted] += 1
         self._num_drafted += round_.num_nodes
         self._stop_reasons[proposal.stopped_by] += 1
-        self._copied += Counter(proposal.sources)
-        self._copied_accepted += Counter(round_.accepted_sources)
+        if proposal.sources:
+            self._copied.update(proposal.sources)
+            self._copied_accepted.update(round_.accepted_sources)
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
         histogram, kept = dict(sorted(self._accepted.items())), self._copied_accepted

@@ -59,6 +59,8 @@ def draw_among(
     if found is None:
         return None
     ids, best = found
+    if len(ids) == 1:
+        return int(ids[0])
     scores = logits[ids]
     if sampling.temperature != 1:
         scores -= best

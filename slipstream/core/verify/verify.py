@@ -48,9 +48,8 @@ def verify(
     grammar, and holds for every node's own prefix. `find` is a faster way to the same tokens.
     Raises `ModelError` where logits are no distribution.
     """
-    row = cache(row)  # branches share theirs
-    if session.verification is Verification.TARGET_INIT:
-        return verify_forest(session, prefix, proposal, row, constraint=constraint)
+    if session.verification is Verification.TARGET_INIT:  # branches share their rows
+        return verify_forest(session, prefix, proposal, cache(row), constraint=constraint)
     distribution = distribution_of(session, constraint)
     if constraint is not None or session.sampling.is_greedy or not is_softmax(session.sampling):
         find = None

@@ -28,7 +28,7 @@ from slipstream.models.glide.glide_chain import (
 from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer
 from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
-from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest
+from slipstream.models.scorer import NUM_SINKS, Candidates, ChainRequest
 from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.packing import fit, row_steps
 
@@ -160,7 +160,7 @@ class GlideChains:
             self._later(memory, 1, self._first(memory, given))
 
     @torch.inference_mode()
-    def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
+    def follow(self, asks: Sequence[ChainRequest]) -> list[list[Candidates]]:
         """Return the positions of each chain, in as few passes as shapes allow.
 
         The states hold the requests' tokens then, and no tree. Raises as `GlideScorer.score`.
@@ -198,7 +198,7 @@ class GlideChains:
         order = np.where(order < len(asks), order, 0)
         return _Pass(asks, np.array(starts), counts, np.array(num_seen), pages, order, features)
 
-    def _follow(self, own: _Pass) -> list[list[ChainPosition]]:
+    def _follow(self, own: _Pass) -> list[list[Candidates]]:
         asks, num, order = own.asks, len(own.asks), own.order
         memory = self._memory(asks[0].state.cache.pool, len(order))
         seen, others, buffers = self._seen(own)
@@ -259,12 +259,12 @@ class GlideChains:
         return self.replay.run((id(memory), "later"), body, [steps, state, carried])
 
 
-def _found(rows: list[list[float]], num: int, ask: ChainRequest) -> list[ChainPosition]:
+def _found(rows: list[list[float]], num: int, ask: ChainRequest) -> list[Candidates]:
     """Return a chain's positions out of its slots' numbers; see `read_chain`."""
     count = min(ask.num_candidates, num)
     found = []
     for entropy, top_prob, score, *rest in rows:
         tokens, probs = tuple(map(int, rest[:count])), tuple(rest[num : num + count])
         decided = None if math.isnan(score) or not ask.is_scored else score
-        found.append(ChainPosition(tokens, probs, top_prob, entropy, decided))
+        found.append(Candidates(tokens, probs, top_prob, entropy, decided))
     return found

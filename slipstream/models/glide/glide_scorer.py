@@ -4,6 +4,7 @@
 and values come from.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -41,7 +42,8 @@ class GlideState:
     parents and depths: of the tree's nodes; is_chain: each node hangs under the one before;
     num_read: positions of the target that its session may read; target_kv: per target layer the
     buffer that they lie in, on `target_pages` of it, or in order where these are None; addresses:
-    where they are, for native code.
+    where they are, for native code; others: the tokens that the draft's head lacks of the first
+    `num_known` of the text, None of a text that is not an older one grown.
     """
 
     cache: KvCache
@@ -55,7 +57,9 @@ class GlideState:
     num_read: int = 0
     target_kv: Sequence[Any] = ()
     target_pages: Sequence[int] | None = None
-    addresses: Sequence[int] | None = None
+    addresses: list[int] | None = None
+    others: "array[int] | None" = None
+    num_known: int = 0
 
     def skip(self, skipped: int) -> None:
         """Leave out so many positions: where they are others than before, the sinks stay."""
@@ -75,8 +79,10 @@ class GlideState:
         at most."""
         tokens = list(tokens)
         self.lead = 0 if view is None else self.skipped - view.skipped
-        start = min(common_prefix(self.tokens, tokens), len(tokens) - 1)
-        self.tokens = tokens
+        num_same = common_prefix(self.tokens, tokens)
+        if num_same < len(self.tokens):
+            self.others = None
+        self.tokens, start = tokens, min(num_same, len(tokens) - 1)
         self.parents, self.depths, self.is_chain = [], [], True
         return start
 
@@ -264,10 +270,11 @@ class GlideScorer(Scorer):
             return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens, ask.view)
         # What its tokens may read of the view, layers in the config's order.
-        state.num_read, state.addresses = ask.num_seen, None
-        state.target_kv, state.target_pages = (), None
+        state.num_read, state.target_pages, given = ask.num_seen, None, list[Any]()
         if ask.view is not None and state.num_read:
-            state.target_kv = [ask.view.layers[layer] for layer in self.layers]
+            given = [ask.view.layers[layer] for layer in self.layers]
             state.target_pages = ask.view.pages
+        if state.addresses is None or [*map(id, given)] != [*map(id, state.target_kv)]:
+            state.target_kv, state.addresses = given, None
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))

@@ -68,6 +68,7 @@ class KvCache:
         for page in pages:
             pool.share(page)
         self._num_straight = 0
+        self._in_place: dict[int, Any] = {}
         self._table: Array | None = None
         self._table_address: int | None = None
         self._measure()
@@ -171,8 +172,12 @@ class KvCache:
         if is_whole and pool.layout.device != CPU:
             buffers = {layer: pool.layer(layer) for layer in layers}
             return KvView(self.count, buffers, pages=tuple(self.pages))
-        end = self.count if self.base(self.num_slots) is None else self.num_slots
-        return KvView(self.count, {layer: self.gather(layer, 0, end) for layer in layers})
+        if pool.peers is not None or self.base(self.num_slots) is None:
+            own = {layer: self.gather(layer, 0, self.count) for layer in layers}
+            return KvView(self.count, own)
+        if [*self._in_place] != [*layers]:
+            self._in_place = {layer: self.gather(layer, 0, self.num_slots) for layer in layers}
+        return KvView(self.count, self._in_place)
 
     def trim(self) -> None:
         """Give back the pages behind the final positions."""
@@ -189,6 +194,7 @@ class KvCache:
 
     def _measure(self) -> None:
         """Note what follows from the pages."""
+        self._in_place = {}
         self._table = self._table_address = None
         first = self.pages[0] if self.pages else 0
         straight = (index for index, page in enumerate(self.pages) if page != first + index)

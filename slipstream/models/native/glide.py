@@ -101,30 +101,35 @@ class NativeGlide:
 
     def _others(self, state: GlideState) -> Sequence[int]:
         """Return a session's entry of `CrossKv.places`; nothing may be read without
-        keys. Addresses take long to read, and are kept with the keys.
+        keys. Addresses take long to read, and are kept while the buffers are the same.
 
         Raises `ModelError` for keys that are not of the target's form.
         """
         if not state.target_kv:
             return [0, 0, 0, 0] * self._num_others
+        length = state.num_read
         if state.addresses is None:
-            num_heads, length = self._target.num_kv_heads, state.num_read
+            num_heads = self._target.num_kv_heads
             state.target_kv = [self._readable(given, length) for given in state.target_kv]
             shape = (2 * num_heads, length, self._target.head_dim)
-            shapes = {buffer.shape for buffer in state.target_kv}
+            shapes = {buffer[:, :length].shape for buffer in state.target_kv}
             if shapes != {shape} or len(state.target_kv) != self._num_others:
                 raise ModelError(f"the target's keys and values are {shapes}, but must be {shape}")
-            state.addresses = addresses = []
+            state.addresses = []
             for buffer in state.target_kv:
                 first, stride = buffer.ctypes.data, buffer.strides[0]
                 values = first + num_heads * stride
-                addresses += [first, values, stride // buffer.itemsize, length]
+                state.addresses += [first, values, stride // buffer.itemsize, length]
+        state.addresses[3::4] = [length] * self._num_others
         return state.addresses
 
     def _readable(self, given: Any, length: int) -> Array:
-        """Return a buffer's first positions, those of a head beside each other."""
-        found: Array = _array(given)[:, :length].astype(self._layout.dtype, copy=False)
-        return found if found[:1].flags.c_contiguous else np.ascontiguousarray(found)
+        """Return a buffer, or a copy of its first positions where those of a head are not beside
+        each other, or of another type."""
+        found = _array(given)
+        if found.dtype == self._layout.dtype and found[:1].flags.c_contiguous:
+            return found
+        return np.ascontiguousarray(found[:, :length].astype(self._layout.dtype, copy=False))
 
 
 class NativeEagle(NativeGlide):

@@ -5,7 +5,7 @@ avx512_bf16, neon_dot) instead of the fastest that the processor has, or is `off
 """
 
 import ctypes
-from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,8 @@ class ChainState(ctypes.Structure):
         *((name, c_int64) for name in ("limit", "max_depth", "lag", "is_scored", "policy")),
         *((name, c_double) for name in ("threshold", "fallback", "min_path_prob")),
         *(("points", c_void_p), ("num_points", c_int64), ("ends", c_void_p), ("num_ends", c_int64)),
-        *(("others", c_void_p), ("num_others", c_int64), ("keys", c_void_p)),
+        *(("others", c_void_p), ("num_others", c_int64), ("is_sampled", c_int64)),
+        *(("position", c_int64), ("seed", c_uint64)),
         *(("factor", c_float), ("path_prob", c_double), ("length", c_int64)),
     )
 

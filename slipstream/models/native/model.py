@@ -6,7 +6,7 @@ forward, the form of a tree, threads or the processor.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import addressof, byref, c_double, c_float, c_void_p, sizeof
+from ctypes import addressof, byref, c_char, c_double, c_float, c_void_p, sizeof
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -139,7 +139,6 @@ class NativeModel:
 
     def logits(self, hidden: Array) -> Array:
         """Outputs of the head [rows, outputs], float32, for hidden states [rows, d]."""
-        hidden = as_float32(hidden)
         out = np.empty((len(hidden), self._num_outputs), np.float32)
         self._do("logits", *_floats(hidden), *_floats(out))
         return out
@@ -147,9 +146,8 @@ class NativeModel:
     def contenders(
         self, logits: Array, temperature: float, keys: tuple[int, int]
     ) -> tuple[Array, float] | None:
-        tokens = np.empty(len(logits), np.int32)
-        best = c_float()
-        found = (byref(best), tokens.ctypes.data, len(tokens))
+        tokens, best = np.empty(len(logits), np.int32), c_float()
+        found = (byref(best), *_place(tokens))
         count = self._do("sampling_candidates", *_floats(logits), temperature, *keys, *found)
         return (tokens[:count], best.value) if count else None
 
@@ -212,21 +210,19 @@ class _Given:
     """A pool and a batch as native code takes them, and the memory that these are in."""
 
     def __init__(self, pool: KvPool, batch: Batch, num_kept: int, cross: CrossKv) -> None:
-        self._layers = (c_void_p * len(pool.addresses))(*pool.addresses)
-        first, count = addressof(self._layers), pool.layout.num_layers
+        first, count = addressof(pool.addresses), pool.layout.num_layers
         self.cache = Cache(first, pool.scratch.stop, count, pool.layer(0).nbytes)
         if kept := pool.layout.hidden_layers:
             self.cache.states = first + count * sizeof(c_void_p)
             self.cache.state_bytes = pool.layer(count + kept[0]).nbytes
         lists = _lists(batch, cross)
         self._numbers = array("q", chain.from_iterable(lists))
-        start, size = self._numbers.buffer_info()[0], self._numbers.itemsize
-        ends = accumulate(map(len, lists), initial=0)
-        places = (
-            start + size * first if own else None for own, first in zip(lists, ends, strict=False)
-        )
-        arrays = (cross.features, cross.outputs)
-        own = chain.from_iterable((None, 0) if each is None else _floats(each) for each in arrays)
+        place, places = self._numbers.buffer_info()[0], list[int | None]()
+        for numbers in lists:
+            places.append(place if numbers else None)
+            place += self._numbers.itemsize * len(numbers)
+        arrays = [own for own in (cross.features, cross.outputs) if own is not None]
+        own = chain.from_iterable(map(_floats, arrays))
         self.batch = NativeBatch(len(batch), num_kept, *places, len(lists[_ANCESTORS]), *own)
 
 
@@ -247,6 +243,14 @@ def _floats(values: Array) -> tuple[int, int]:
     """Return where an array of float32 is, and its elements. Raises `ModelError` for another."""
     if values.dtype != np.float32 or not values.flags.c_contiguous:
         raise ModelError(f"native code takes float32 in order, but there is {values.dtype}")
+    return _place(values)
+
+
+def _place(values: Any) -> tuple[int, int]:
+    """Return where an array in order is, and its elements. `ctypes.data` takes ten times as long to
+    read."""
+    if values.flags.writeable and values.size:
+        return addressof(c_char.from_buffer(values)), values.size
     return values.ctypes.data, values.size
 
 

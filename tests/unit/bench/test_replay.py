@@ -11,7 +11,7 @@ from slipstream.core.policy.cost_curve import learn
 from slipstream.core.policy.profile import Profile
 from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.types import SamplingParams, Session, StopPolicy
-from slipstream.drafting.reader import Candidates
+from slipstream.models.scorer import Candidates
 
 SHARES = (0.6, 0.15, 0.08, 0.04, 0.02, 0.01, 0.005, 0.005)
 PROFILE = Profile(stop=StopPolicy.COST, max_nodes=23)

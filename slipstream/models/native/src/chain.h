@@ -146,8 +146,8 @@ inline void rank_states(Model& model, const std::vector<int64_t>& sessions, int6
     const std::vector<int64_t> others = outside_tokens(model, chain, depth, out, most);
     std::copy_n(own.logits.data() + row * size, size, logits);
     score_rows(model, others, own.hidden.data() + row * model.shape.hidden, logits + size);
-    Ranking by{chain.factor, chain.keys != nullptr, {}};
-    if (by.is_sampled) by.noise = chain.keys[depth - 1];
+    Ranking by{chain.factor, chain.is_sampled != 0, {}};
+    if (by.is_sampled) by.noise = draw_noise(chain.seed, chain.position + depth - 1);
     rank_row(logits, size, others, by, out, out.row(sessions[row] * stride + depth - 1), values);
   };
   if (rows == 1) return rank_one(0);  // sooner than the other threads are there
@@ -183,7 +183,7 @@ inline void follow(Model& model, const Cache& cache, const Batch& batch,
       if (width > 0) std::copy_n(feature, width, batch.outputs + place * width);
       if (decision != nullptr && chain.is_scored) {
         row[slipstream::kScore] = decide(*decision, states.data() + i * hidden, hidden, row,
-                                         chain.lag + depth - 1, chain.keys != nullptr);
+                                         chain.lag + depth - 1, chain.is_sampled != 0);
       }
       if (ends_with(chain, row)) continue;
       others.push_back(live[i]);

@@ -234,9 +234,9 @@ struct DecisionModel {
 // Policies that end a chain, as in `core/policy/stop.py`.
 enum class Policy : int64_t { kFixed, kSvip, kDecision, kCost };
 
-// The chain of one session: its limits, then what was found. `keys` [limit] are the noise of its
-// positions, null without any; `lag` is the distance of the first one to the newest target key.
-// `others` are tokens outside of the head that are scored besides.
+// The chain of one session: its limits, then what was found. Where it `is_sampled`, its first token
+// has the noise of `seed` at `position`; `lag` is the distance of that token to the newest target
+// key. `others` are tokens outside of the head that are scored besides.
 struct ChainState {
   int64_t limit, max_depth, lag, is_scored;
   Policy policy;
@@ -247,7 +247,8 @@ struct ChainState {
   int64_t num_ends;
   const int64_t* others;
   int64_t num_others;
-  const Noise* keys;
+  int64_t is_sampled, position;
+  uint64_t seed;
   float factor;
   double path_prob;
   int64_t length;

@@ -87,8 +87,9 @@ inline std::vector<int64_t> outside_tokens(const Model& model, const ChainState&
                                            int64_t depth, const RankedRows& out, int64_t most) {
   std::vector<int64_t> tokens;
   if (most == 0) return tokens;
-  if (chain.keys != nullptr && out.num_noisy > 0) {
-    add_noisy(model.vocabulary, out.num_noisy, chain.keys[depth - 1], tokens);
+  if (chain.is_sampled != 0 && out.num_noisy > 0) {
+    const Noise noise = draw_noise(chain.seed, chain.position + depth - 1);
+    add_noisy(model.vocabulary, out.num_noisy, noise, tokens);
     const int64_t* last = out.ids + model.head.outputs;
     const auto is_inside = [&](int64_t token) { return std::binary_search(out.ids, last, token); };
     tokens.erase(std::remove_if(tokens.begin(), tokens.end(), is_inside), tokens.end());
