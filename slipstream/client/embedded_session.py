@@ -43,7 +43,7 @@ _AT_ONCE = BreakerLimits(failures=1)
 def process_leases() -> SessionLeases:
     """Return the leases of sessions that end with this process."""
     store = MemoryStore(Bounds(lease_s=_FOR_EVER_S), time.monotonic, next_fence=count(1).__next__)
-    rules = KeepRules(session_ttl_s=_FOR_EVER_S, request_ttl_s=_AGAIN_S)
+    rules = KeepRules(_FOR_EVER_S, _AGAIN_S, ends_with_process=True)
     return SessionLeases(store, rules, next_fence=lambda: 0)
 
 

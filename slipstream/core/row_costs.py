@@ -54,11 +54,8 @@ class RowCosts:
         More tokens never take less, but by chance: then they cost what those before do.
         """
         slowest = accumulate((time for _, time in points), max)
-        return cls(
-            tuple(
-                (rows, time / points[0][1]) for (rows, _), time in zip(points, slowest, strict=True)
-            )
-        )
+        each = zip(points, slowest, strict=True)
+        return cls(tuple((rows, time / points[0][1]) for (rows, _), time in each))
 
     def of(self, num_tokens: int) -> float:
         """Return the plain rounds that a round of so many tokens takes."""

@@ -92,14 +92,9 @@ class Run:
             yield self._chunk(self._past, prompt=info)
             info = None
         planner = Planner(request.settings, num_prompt_tokens=len(request.tokens))
-        rounds = decode(
-            self.draft,
-            self.target,
-            planner,
-            TokenSequence(request.session, (*request.tokens, *request.past)),
-            clock=self.clock,
-            observer=self.observer,
-        )
+        sequence = TokenSequence(request.session, (*request.tokens, *request.past))
+        own = self.draft, self.target, planner, sequence
+        rounds = decode(*own, clock=self.clock, observer=self.observer)
         rounds = rounds if request.stop else self.ahead(rounds)
         async with aclosing(rounds):
             async for round_ in rounds:

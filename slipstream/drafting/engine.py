@@ -92,7 +92,8 @@ class LocalDraft:
         sequence = request.sequence
         if not len(sequence):
             raise errors.InvalidRequest("a draft needs at least one token to go on from")
-        held = self._sessions.setdefault(sequence.session_id, DraftSession())
+        if (held := self._sessions.get(sequence.session_id)) is None:
+            held = self._sessions[sequence.session_id] = DraftSession()
         self._end(held)
         held.synced.take(sequence)
         held.is_parked = False
@@ -147,7 +148,7 @@ class LocalDraft:
             self._empty(held)
 
     def _end(self, held: DraftSession) -> None:
-        if held.request is not None:
+        if held.request is not None and not held.request.is_done:
             self.abandon(held.request)
 
     def _take(

@@ -74,10 +74,8 @@ def _end(growth: Growth, plan: Plan, stop: Stop, path: Sequence[Candidates]) -> 
 
 def _proposal(growth: Growth, tree: TokenTree, path: _Path) -> Proposal:
     depths = tree.depths()
-    stats = tuple(
-        path.positions[depth - 1].stats(token)
-        for token, depth in zip(tree.tokens, depths, strict=True)
-    )
+    each = zip(tree.tokens, depths, strict=True)
+    stats = tuple(path.positions[depth - 1].stats(token) for token, depth in each)
     distributions = {
         node: path.positions[0 if node == ROOT else depths[node]].distribution
         for node in set(tree.parents)
@@ -130,10 +128,8 @@ class _LevelTree:
     def _below(self, nodes: Sequence[int], count: int) -> Steps[list[Candidates]]:
         if nodes == [ROOT]:
             return [(yield from self._growth.first(count))]
-        tokens, parents = (
-            [self.tokens[node] for node in nodes],
-            [self.parents[node] for node in nodes],
-        )
+        tokens = [self.tokens[node] for node in nodes]
+        parents = [self.parents[node] for node in nodes]
         return (yield from self._growth.extend(tokens, parents, count))
 
     def proposal(self, stopped_by: str) -> Proposal:

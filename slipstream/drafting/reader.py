@@ -8,7 +8,7 @@ statistics are of that row's softmax, which the stop rules and CaPE were calibra
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +22,7 @@ from slipstream.core.draft.candidates import (
     sparse_distribution,
 )
 from slipstream.core.errors import ModelError
-from slipstream.core.types import Session, SparseDistribution, Verification
+from slipstream.core.types import SamplingParams, Session, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution, ordered_top
 from slipstream.core.verify.noise import Floats, Ids
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
@@ -67,14 +67,8 @@ class CandidateReader:
     @cached_property
     def _distribution(self) -> SamplingDistribution:
         # Penalties and bias are applied by the target: they would need the whole vocabulary here.
-        sampling = replace(
-            self._session.sampling,
-            repetition_penalty=1.0,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-            logit_bias=(),
-            min_tokens=0,
-        )
+        own = self._session.sampling
+        sampling = SamplingParams(own.temperature, own.top_k, own.top_p, own.min_p, seed=own.seed)
         return SamplingDistribution(sampling, self._session.num_prompt_tokens)
 
     def ranked(self, logits: Floats, position: int) -> Floats:
@@ -211,14 +205,9 @@ def _candidates(
     part: CandidateRows, position: int, softmax: RowSoftmax, row: int, score: float | None
 ) -> Candidates:
     columns, distribution = part.reader.candidates(softmax.rows[row], position, part.count)
-    return Candidates(
-        tokens=tuple(part.reader.ids(columns).tolist()),
-        probs=tuple(softmax.probs(row, columns)),
-        top_prob=softmax.top_prob(row),
-        entropy=float(softmax.entropies[row]),
-        score=score,
-        distribution=distribution,
-    )
+    tokens, probs = part.reader.ids(columns).tolist(), softmax.probs(row, columns)
+    numbers = softmax.top_prob(row), float(softmax.entropies[row]), score
+    return Candidates(tuple(tokens), tuple(probs), *numbers, distribution)
 
 
 def _decision_scores(

@@ -21,9 +21,11 @@ _LOG = logging.getLogger("slipstream.state")
 class StoreJournal:
     """See `core.run.Journal`. `close` it in any case, and again until it returns True."""
 
-    def __init__(self, store: SessionStore, claim: Claim, grant: Grant | None) -> None:
-        """`grant` None: the store did not answer the claim, but may later."""
-        self._store = store
+    def __init__(
+        self, store: SessionStore, claim: Claim, grant: Grant | None, *, at_end: bool = False
+    ) -> None:
+        """`grant` None: the store did not answer yet; `at_end`: it gets all with the ending."""
+        self._store, self._at_end = store, at_end
         record = None if grant is None else grant.record
         model = claim.model if record is None else record.model
         self._claim = replace(claim, model=model, create=True)
@@ -63,7 +65,7 @@ class StoreJournal:
         if ending is not None:
             kept = replace(ending.stats, continuity=replace(ending.stats.continuity, is_kept=True))
             self._ending = replace(ending, stats=kept).to_json()
-        if not self.is_behind:
+        if not self.is_behind and (ending is not None or not self._at_end):
             try:
                 await self._write()
             except Unavailable as error:

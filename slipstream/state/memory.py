@@ -139,7 +139,8 @@ class StoredSession:
             arithmetic = opening.arithmetic or None
             record = replace(record, tokenizer_hash=opening.tokenizer_hash, arithmetic=arithmetic)
         self.tokens.extend(update.tokens[len(self.tokens) - update.start :])
-        self.record = replace(record, turn=turn)
+        if turn is not self.record.turn:
+            self.record = replace(record, turn=turn)
 
 
 class MemoryStore:

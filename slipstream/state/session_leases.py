@@ -51,6 +51,8 @@ class KeepRules:
     store_down: str = option(
         _ALLOW, "New requests while the store does not answer: allow, or refuse."
     )
+    ends_with_process: bool = False
+    """True for a store in memory: a request on its own is kept there when it has ended."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -95,7 +97,8 @@ class SessionLeases:
             fence = self.next_fence()
             record = Record(claim.session_id, claim.owner, claim.model, fence, request)
             return record, StoreJournal(self.store, claim, None)
-        journal = None if grant.lease is None else StoreJournal(self.store, claim, grant)
+        at_end = self.rules.ends_with_process and claim.is_alone
+        journal = StoreJournal(self.store, claim, grant, at_end=at_end) if grant.lease else None
         return grant.record, journal
 
     def _claim(self, generation: Generation, owner: str, model: str) -> Claim:

@@ -43,9 +43,8 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     """Compute a batch; return its slots, and the decision of each request that it decides."""
     parts = [_part(entry) for entry in batch]
     ends = accumulate(entry.num_tokens for entry in batch)
-    decided = [
-        (entry.request, end) for entry, end in zip(batch, ends, strict=True) if entry.is_last
-    ]
+    each = zip(batch, ends, strict=True)
+    decided = [(entry.request, end) for entry, end in each if entry.is_last]
     if not (model.draws_on_device and any(fits_device(request.session) for request, _ in decided)):
         hidden, slots = model.forward(parts)
         _add_prompt_logprobs(model, hidden, batch)

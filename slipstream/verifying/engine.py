@@ -97,8 +97,8 @@ class LocalTarget:
         """Compute one forward for what is scheduled, of different requests; those that it decides
         are done."""
         began = time.perf_counter()
-        num_tokens = sum(entry.num_tokens for entry in batch)
-        num_keys = sum(entry.num_tokens * entry.request.num_keys for entry in batch)
+        num_tokens = sum([entry.num_tokens for entry in batch])
+        num_keys = sum([entry.num_tokens * entry.request.num_keys for entry in batch])
         slots, decisions = forward(self._model, batch)
         offer, next_decision = self._meter.offer(len(decisions)), iter(decisions)
         for entry, own in zip(batch, slots, strict=True):
@@ -188,9 +188,8 @@ class LocalTarget:
         except SlipstreamError as error:
             request.error = error
             return
-        final, reason = self._settle(
-            request, walk, slots[: entry.num_pending], slots[entry.num_pending :]
-        )
+        pending, nodes = slots[: entry.num_pending], slots[entry.num_pending :]
+        final, reason = self._settle(request, walk, pending, nodes)
         num_accepted, roots = min(len(walk.nodes), len(final)), request.held.roots
         request.verdict = Verdict(
             *(final, num_accepted, reason, roots, offer, request.num_cached),

@@ -56,7 +56,7 @@ class Backoff:
 
     def expect(self, gain: float) -> None:
         """Begin with this gain, as far as former requests had what was expected of them."""
-        self._expected, share = gain, self._former.share
+        self._expected, self._lost, share = gain, math.inf, self._former.share
         num_rounds = min(self.PRIOR_ROUNDS - 1 + share.num_values, self.MOST_PRIOR_ROUNDS)
         self._gain = Average(share.value * gain, num_values=num_rounds, weight=self.WEIGHT)
         self.num_left = 0
@@ -64,10 +64,12 @@ class Backoff:
         if self.gain < self._tolerance:
             self._pause(self.gain)
             self.num_left = self.num_left if share.num_values == 1 else self._former.num_left
+        self._lost = 0.0
 
     def record(self, gain: float, opening: float = 0.0) -> None:
         """Take in a round's gain; `opening` is what it took beside, in plain rounds."""
         self._total, self._num = self._total + gain, self._num + 1
+        self._lost += 1 / max(gain, self.TRY_SHARE) - 1 + opening
         self._gain.record(gain)
         self._former.has_paid |= gain >= 1
         num_vain = 0 if self._former.has_paid else self._num
@@ -84,8 +86,8 @@ class Backoff:
             self._former.share.record(self._total / self._num / self._expected, count)
 
     def _pause(self, gain: float, opening: float = 0.0) -> None:
-        lost = min(1 / max(gain, self.TRY_SHARE) - 1 + opening, 1 / self.TRY_SHARE**2)
-        self.num_left = math.ceil(lost / self.TRY_SHARE)
+        lost = min(1 / max(gain, self.TRY_SHARE) - 1 + opening, self._lost, 1 / self.TRY_SHARE**2)
+        self._lost, self.num_left = 0.0, max(math.ceil(lost / self.TRY_SHARE), 1)
 
     def allows(self) -> bool:
         """Return whether to speculate in the round now planned."""

@@ -89,10 +89,8 @@ class CostCurve:
         expected = self._scale * own + self._key_s * keys
         limit = _LARGEST_SURPRISE * expected
         surprise = _GAIN * min(max(seconds - expected, -limit), limit)
-        doubt_all, doubt_keys = (
-            (self._scale * own * _DOUBT_ALL) ** 2,
-            (keys * first * _DOUBT_KEYS) ** 2,
-        )
+        doubt_all = (self._scale * own * _DOUBT_ALL) ** 2
+        doubt_keys = (keys * first * _DOUBT_KEYS) ** 2
         if abs(seconds - expected) <= limit:
             part = (seconds - expected) / expected * doubt_all / (doubt_all + doubt_keys)
             self._record_own(rows, part)
@@ -128,8 +126,7 @@ class CostCurve:
         if not num_periods:
             return self._between(inside)
         low_s, high_s = self._between(self._rows[-1] - self._period), self._seconds[-1]
-        rise_s = high_s - low_s
-        begun_s = self._between(inside) - low_s
+        rise_s, begun_s = high_s - low_s, self._between(inside) - low_s
         return high_s + min((num_periods - 1) * rise_s + begun_s, num_periods * rise_s)
 
     def _between(self, rows: int) -> float:

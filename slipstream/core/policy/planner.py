@@ -94,7 +94,8 @@ class Planner:
     def forced(self, remaining: int, verdict: Verdict) -> tuple[int, ...]:
         """Return the tokens that a grammar forces behind `verdict`, as many as may be proposed."""
         settings = self._settings
-        if settings.mode is Mode.OFF or settings.verification is not Verification.EXACT:
+        is_exact = settings.verification is Verification.EXACT
+        if not verdict.forced or settings.mode is Mode.OFF or not is_exact:
             return ()
         limit = min(self._free_nodes(verdict), remaining - 1, settings.longest_path)
         return verdict.forced[: max(limit, 0)]

@@ -164,13 +164,9 @@ def make_stop(
     """
     if policy is StopPolicy.FIXED and threshold is not None:
         raise InvalidRequest(f"threshold is {threshold}, but stop fixed has none")
-    usual = {
-        StopPolicy.FIXED: 0.0,
-        StopPolicy.SVIP: SVIP_THRESHOLD,
-        StopPolicy.DECISION: DECISION_THRESHOLD_SAMPLED if is_sampled else DECISION_THRESHOLD,
-        StopPolicy.COST: cost_ratio,
-    }
-    value = usual[policy] if threshold is None else threshold
+    decision = DECISION_THRESHOLD_SAMPLED if is_sampled else DECISION_THRESHOLD
+    usual = 0.0, SVIP_THRESHOLD, decision, cost_ratio
+    value = usual[_NUMBERS[policy]] if threshold is None else threshold
     if value is None:
         raise InvalidRequest("stop cost needs a measured cost ratio, or a threshold")
     return Stop(policy, max_depth, value, calibration=calibration or Calibration())

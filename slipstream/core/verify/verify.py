@@ -7,7 +7,7 @@ models, caches or where the proposal came from.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -131,12 +131,10 @@ def _mcsd(session: Session, distribution: SamplingDistribution, proposal: Propos
         children = tree.children(node)
         proposed = proposal.distributions[node + 1] if children else None
         if proposed is not None:
+            tokens_below = [tree.tokens[child] for child in children]
+            own = partial(uniform, seed, position, Purpose.ACCEPT)
             accepted, left = multi_candidate(
-                left,
-                proposed,
-                [tree.tokens[child] for child in children],
-                uniform=lambda index: uniform(seed, position, Purpose.ACCEPT, index),
-                replacement=replacement,
+                left, proposed, tokens_below, uniform=own, replacement=replacement
             )
             if accepted is not None:
                 return WalkStep(children[accepted])

@@ -72,7 +72,7 @@ class Batch:
 
     def slots_by_part(self) -> tuple[tuple[int, ...], ...]:
         ends = accumulate(self.sizes, initial=0)
-        return tuple(tuple(self.slots[start:stop]) for start, stop in pairwise(ends))
+        return tuple([tuple(self.slots[start:stop]) for start, stop in pairwise(ends)])
 
     def _add_line(self, cache: KvCache, tokens: Sequence[int]) -> None:
         """Add tokens at the positions that follow the cache's count."""

@@ -6,7 +6,6 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from ctypes import c_void_p
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -239,13 +238,13 @@ class KvPool:
         return self._layers[index]
 
     @cached_property
-    def addresses(self) -> "ctypes.Array[c_void_p]":
+    def addresses(self) -> "ctypes.Array[ctypes.c_void_p]":
         """Addresses of the buffers on the host by number, 0 for those that are not kept; they take
         long to read. Without hidden states there are none behind the layers'."""
         found = {number: layer.ctypes.data for number, layer in self._layers.items()}
         count = self.layout.num_layers
         numbers = range(2 * count + 1 if self.layout.hidden_layers else count)
-        return (c_void_p * len(numbers))(*(found.get(number, 0) for number in numbers))
+        return (ctypes.c_void_p * len(numbers))(*(found.get(number, 0) for number in numbers))
 
     def slots(self, pages: Sequence[int]) -> Array:
         """Return the slots of pages in order, int64."""

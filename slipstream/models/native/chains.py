@@ -76,15 +76,14 @@ class NativeChains:
         """Return the tokens of a session's text that the head lacks; of a text that only grows, new
         ones are added."""
         state: GlideState = ask.state
-        text = ask.text
         if not self._draft.scores_others:
             return array("q")
-        if state.others is None:
-            state.others, state.num_known = array("q"), len(text) - _NUM_NEWEST
-        for token in text[max(state.num_known, 0) :]:
+        if state.others is None or len(state.others) > _NUM_NEWEST:
+            state.others, state.num_known = array("q"), len(ask.text) - _NUM_NEWEST
+        for token in ask.text[max(state.num_known, 0) :]:
             if token not in self._inside and token not in state.others:
                 state.others.append(token)
-        state.num_known = len(text)
+        state.num_known = len(ask.text)
         return state.others
 
 

@@ -221,7 +221,7 @@ def test_a_draw_among_contenders_is_that_among_all_tokens(model, count, temperat
         assert found[1] == logits.max()
         assert found[0].tolist() == sorted(set(found[0].tolist()))
         numbers.append(len(found[0]))
-    assert sum(numbers) <= num_draws * max(count // 10, 5)
+    assert sum(numbers) <= 1.1 * num_draws, "the noise of most draws leaves no doubt"
 
 
 def test_excluded_tokens_are_never_drawn_and_no_distribution_has_no_contenders(model):

@@ -23,7 +23,7 @@ from slipstream.state.session_leases import (
 )
 from slipstream.state.store import Bounds, Opening
 from slipstream_router.lease_keeper import LeaseKeeper
-from support.state.store_line import CLAIM, OPENING, PROMPT, Line
+from support.state.store_line import CLAIM, ENDING, OPENING, PROMPT, Line
 
 ASKED = Generation("hello", Ask(request_id="r1"))
 IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
@@ -69,6 +69,16 @@ def test_messages_are_others_where_only_their_borders_are():
 )
 def test_its_id_and_what_its_caller_holds_or_gets_beside_make_it_no_other(one, same):
     assert fingerprint(one) == fingerprint(same)
+
+
+async def test_a_store_of_this_process_keeps_a_request_on_its_own_once_it_has_ended():
+    for asked, ending, kept in [(ASKED, None, ()), (ASKED, ENDING, (4,)), (IN_SESSION, None, (4,))]:
+        leases = claims(ends_with_process=True)
+        journal = (await leases.acquire(asked, "", "model")).journal
+        journal.open(PROMPT, OPENING)
+        await journal.keep([4], ending)
+        await journal.close(target=None, draft=None)
+        assert (await leases.acquire(asked, "", "model")).record.output == kept
 
 
 def test_requests_on_their_own_are_kept_by_owner_and_id():

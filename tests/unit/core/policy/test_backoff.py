@@ -1,6 +1,6 @@
-"""A draft that is not asked is left."""
+"""A draft that is not asked is left, and one that gains again is asked."""
 
-from slipstream.core.policy.backoff import DraftUse
+from slipstream.core.policy.backoff import Backoff, DraftUse, FormerGains
 
 
 def rounds_until_it_ends(opening, *, pause, remaining=10**6):
@@ -39,3 +39,23 @@ def test_waits_while_a_session_opens_count_as_the_cost_of_that_and_the_first_not
     assert use.ends(1000, 1000, use.opening)
     use.answers(2.0, is_late=False)
     assert use.opening == 2.0
+
+
+def num_drafted(former, gains):
+    """How many of a request's 50 rounds are drafted, whose gains come in turn."""
+    backoff, count = Backoff(former), 0
+    for _ in range(50):
+        if backoff.allows():
+            backoff.record(gains[count % len(gains)])
+            count += 1
+    backoff.end()
+    return count
+
+
+def test_short_requests_that_gain_are_soon_drafted_however_many_before_them_lost():
+    for lost in [(0.5,), (0.7,), (0.9,), (0.5, 1.1), (0.9, 1.0)]:
+        former = FormerGains()
+        before = [num_drafted(former, lost) for _ in range(60)]
+        after = [num_drafted(former, (0.9, 2.0)) for _ in range(10)]
+        assert sum(before[30:]) * sum(1 / gain - 1 for gain in lost) / len(lost) < 0.011 * 30 * 50
+        assert after[6:] == [50] * 4
