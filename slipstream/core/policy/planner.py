@@ -89,7 +89,7 @@ class Planner:
     def leaves_draft(self, plan: Plan, remaining: int) -> bool:
         """Return whether to end the draft's session before this plan's round: see `DraftUse`."""
         num_rounds = 0 if plan.may_ask else 1 + self._backoff.num_left
-        return self._use.ends(num_rounds, remaining, self._opening_cost)
+        return self._use.ends(num_rounds, remaining, self._opening_cost if num_rounds else 0.0)
 
     def forced(self, remaining: int, verdict: Verdict) -> tuple[int, ...]:
         """Return the tokens that a grammar forces behind `verdict`, as many as may be proposed."""
@@ -228,9 +228,8 @@ class Planner:
     def _may_read(self, remaining: int) -> bool:
         """Return whether what is left gains what the draft takes to read the prompt, which it does
         with its first proposal."""
-        gain = max(self._backoff.gain, 1.0)
-        most = min(remaining, USUAL_TOKENS) * (1 / Backoff.TOLERANCE - 1 / gain)
-        return self._use.is_asked or self._opening_cost <= most
+        spare = 1 / Backoff.TOLERANCE - 1 / max(self._backoff.gain, 1.0)
+        return self._use.is_asked or self._opening_cost <= min(remaining, USUAL_TOKENS) * spare
 
     @property
     def _opening_cost(self) -> float:
