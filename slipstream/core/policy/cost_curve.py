@@ -60,7 +60,7 @@ class CostCurve:
         own = [seconds for _, seconds in points]
         if not all(0 < seconds < math.inf for seconds in own) or not 0 <= session_s < math.inf:
             raise InvalidRequest("the time of a forward is not above 0, or no number")
-        self._rows = rows
+        self._rows, self._points = rows, {count: point for point, count in enumerate(rows)}
         self.tile = tile
         self._scale = 1.0
         # A forward of several sessions never takes longer than one for each of them.
@@ -122,6 +122,8 @@ class CostCurve:
 
     def _alone(self, rows: int) -> float:
         """Return the time of one session's rows, at the speed of the start."""
+        if (point := self._points.get(rows)) is not None:
+            return self._seconds[point]
         inside, num_periods = self._inside(rows)
         if not num_periods:
             return self._between(inside)
@@ -143,9 +145,7 @@ class CostCurve:
 
     def _inside(self, rows: int) -> tuple[int, int]:
         """Return the rows within the points that cost as much, but for so many periods."""
-        if rows <= self._rows[-1]:
-            return rows, 0
-        num_periods = -(-(rows - self._rows[-1]) // self._period)
+        num_periods = max(-(-(rows - self._rows[-1]) // self._period), 0)
         return rows - num_periods * self._period, num_periods
 
     @property
