@@ -206,7 +206,7 @@ class Grammars:
             return LLMatcher.grammar_from_regex(grammar.text)
         text = grammar.text
         with suppress(ValueError, RecursionError):  # the library's error has the reason
-            value = placed_schema(json.loads(text), "#", "the json-schema")
+            value = placed_schema(json.loads(text), "#", "the json-schema", is_typed=True)
             # The schema `true` allows what `{}` does, which has room for options.
             text = json.dumps({} if value is True else value)
         return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]

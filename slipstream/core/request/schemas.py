@@ -33,21 +33,34 @@ _FORMATS = {
     *("uri", "uri-reference", "uri-template", "uuid"),
 }
 """Formats of JSON Schema; any other one only describes, such as pydantic's `path`."""
+_KINDS = {
+    "object": {"properties", "required", "additionalProperties", "patternProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "string": {"pattern", "format", "minLength", "maxLength"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}
+"""Keywords of one type."""
+_CLOSED = {"type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not"}
+"""Keywords that say themselves what there may be."""
+_DATA = {"const", "default"}
+_LEAST = 1024 - 2**63
+"""The least bound that grammars count with, exact as a float."""
 _NAMES = {"$anchor", "$dynamicAnchor", "$recursiveAnchor"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 _SHOWN = 80
 """Characters of a name in an error."""
 
 
-def placed_schema(schema: Any, place: str, what: str) -> Any:
+def placed_schema(schema: Any, place: str, what: str, *, is_typed: bool = False) -> Any:
     """Return a schema whose references are right where it is at this place of another one, as
-    `#/$defs/a`, and whose keywords that say nothing, as null, are left out.
+    `#/$defs/a`, and whose keywords that say nothing, as null, are left out. With `is_typed` what
+    has keywords of one type, such as properties, and no type has that type, as its author means.
 
     Raises `InvalidRequest` for a reference that leads nowhere in the schema, or that depends on
     where it is read from; `what` names the schema.
     """
     try:
-        return _Document(schema, place, what).copy(schema)
+        return _Document(schema, place, what, is_typed).copy(schema)
     except RecursionError:
         raise InvalidRequest(f"{what} is nested too deeply") from None
 
@@ -55,8 +68,8 @@ def placed_schema(schema: Any, place: str, what: str) -> Any:
 class _Document:
     """A schema, and what is known of the schemas in it: by identity, as data may look alike."""
 
-    def __init__(self, root: Any, place: str, what: str) -> None:
-        self._root, self._place, self._what = root, place, what
+    def __init__(self, root: Any, place: str, what: str, is_typed: bool) -> None:
+        self._root, self._place, self._what, self._is_typed = root, place, what, is_typed
         draft = root.get("$schema") if isinstance(root, dict) else None
         self._id = "id" if "draft-04" in str(draft) else "$id"
         self._schemas: dict[int, tuple[dict[str, Any], str, str]] = {}
@@ -140,13 +153,16 @@ class _Document:
         if id(value) not in self._schemas:
             return {name: self.copy(item) for name, item in value.items()}
         copy = {
-            name: int(item) if _is_whole(name, item) else self.copy(item)
+            name: self.copy(item) if name in _DATA else _number(name, self.copy(item))
             for name, item in value.items()
             if name not in _NAMES | {self._id} and not _is_absent(name, value)
         }
         for keyword, target in self._targets[id(value)].items():
             del copy[keyword]
             copy["$ref"] = self._place + quote(target, safe="/~!$&'()*+,;=:@")
+        if self._is_typed and not copy.keys() & _CLOSED:
+            kinds = [kind for kind, keywords in _KINDS.items() if copy.keys() & keywords]
+            copy |= {"type": kinds} if kinds else {}
         return copy
 
     def _error(self, keyword: str, reference: str, pointer: str, why: str) -> InvalidRequest:
@@ -174,9 +190,10 @@ def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
     return not is_data
 
 
-def _is_whole(keyword: str, value: Any) -> bool:
-    """Return whether a keyword has a whole number that is written as 2.0."""
-    return isinstance(value, float) and value.is_integer() and keyword not in ("const", "default")
+def _number(keyword: str, value: Any) -> Any:
+    """Return a keyword's value: 2 for 2.0, and no bound below those that grammars have."""
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    return max(value, _LEAST) if keyword == "minimum" and isinstance(value, int) else value
 
 
 def _escaped(name: str) -> str:

@@ -170,6 +170,17 @@ def test_counts_may_be_written_with_a_point_and_data_stays_as_it_is():
     assert json.dumps(placed) == json.dumps({**counts, "minItems": 2})
 
 
+def test_keywords_of_one_type_give_a_schema_its_type_where_that_is_asked_for():
+    parts = {"a": {"pattern": "x"}, "b": {"items": {"minimum": -(2**63)}}, "c": {"enum": [1]}}
+    number = {"type": ["number"], "minimum": 1024 - 2**63}
+    typed = {"a": {"type": ["string"], "pattern": "x"}, "c": {"enum": [1]}}
+    typed |= {"b": {"type": ["array"], "items": number}}
+    placed = placed_schema({"properties": parts, "required": ["a"]}, "#", "it", is_typed=True)
+    assert placed == {"type": ["object"], "properties": typed, "required": ["a"]}
+    for given in ({}, {"type": "null", "properties": {}}, {"anyOf": [{}], "required": []}):
+        assert placed_schema(given, "#", "it", is_typed=True) == given
+
+
 def test_a_schema_that_is_nested_too_deeply_is_refused():
     schema = {}
     for _ in range(5000):
