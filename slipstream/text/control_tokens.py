@@ -6,7 +6,6 @@ in a message would be read as the same token: it is broken in two there, so that
 
 import re
 import secrets
-from collections.abc import Iterable
 from typing import cast
 
 from tokenizers import AddedToken, Tokenizer
@@ -30,10 +29,10 @@ class ControlTokens:
         self._names = tuple(sorted(token.content for token in tokens))
         self._stems = frozenset(name[:2] for name in self._names)
         self._first = re.compile(f"(?s:(?={'|'.join(map(re.escape, self._names))}).)")
-        self._beginnings = _parts(name[:end] for name in self._names for end in range(1, len(name)))
-        self._endings = _parts(
-            name[start:] for name in self._names for start in range(1, len(name))
-        )
+        self._lengths = range(1, max(map(len, self._names), default=0))
+        ends = [(name, end) for name in self._names for end in range(1, len(name))]
+        self._beginnings = frozenset(name[:end] for name, end in ends)
+        self._endings = frozenset(name[end:] for name, end in ends)
         self._normalizer = backend.normalizer
         names = (token.content for token in tokens if token.normalized)
         self._normalized = tuple(map(self._normal, names)) if self._normalizer else ()
@@ -54,8 +53,9 @@ class ControlTokens:
 
     def apart(self, text: str) -> str:
         """Return the text with breaks at ends that could form a name with what is beside them."""
-        before = BREAK if _has_part(self._endings, text, at_end=False) else ""
-        return before + text + (BREAK if _has_part(self._beginnings, text, at_end=True) else "")
+        before = any(text[:length] in self._endings for length in self._lengths)
+        behind = any(text[-length:] in self._beginnings for length in self._lengths)
+        return before * BREAK + text + behind * BREAK
 
     def count(self, text: str) -> int:
         """Return how many names of control tokens are in a text."""
@@ -68,19 +68,4 @@ class ControlTokens:
         return self._has_stem(text) and any(name in text for name in self._names)
 
     def _normal(self, text: str) -> str:
-        normal: str = self._normalizer.normalize_str(text)
-        return normal
-
-
-def _parts(parts: Iterable[str]) -> dict[int, frozenset[str]]:
-    found: dict[int, set[str]] = {}
-    for part in parts:
-        found.setdefault(len(part), set()).add(part)
-    return {length: frozenset(of_length) for length, of_length in found.items()}
-
-
-def _has_part(parts: dict[int, frozenset[str]], text: str, *, at_end: bool) -> bool:
-    return any(
-        (text[-length:] if at_end else text[:length]) in of_length
-        for length, of_length in parts.items()
-    )
+        return str(self._normalizer.normalize_str(text))

@@ -167,7 +167,8 @@ def _spelling(steps: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return partial(_from_alphabet, alphabet=_alphabet())
-    spaces = tuple(pair for step in steps for pair in _spaces(step))
+    spaced = (step for step in steps if step["type"] in ("Metaspace", "Replace"))
+    spaces = tuple(pair for step in spaced for pair in _replaced(step) if pair[0])
     return partial(_from_piece, spaces=spaces, has_bytes="ByteFallback" in kinds)
 
 
@@ -181,18 +182,12 @@ def _replaced(step: Mapping[str, Any]) -> list[tuple[str, str]]:
     match step["type"]:
         case "Replace":
             return [(step["pattern"].get("String", ""), step["content"])]
+        case "Metaspace":
+            return [(step["replacement"], " ")]
         case "BPEDecoder":
             return [(step["suffix"], " ")]
         case "CTC":
             return [(step["pad_token"], ""), (step["word_delimiter_token"], " ")]
-    return []
-
-
-def _spaces(step: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if step["type"] == "Metaspace":
-        return [(step["replacement"], " ")]
-    if step["type"] == "Replace" and "String" in step["pattern"]:
-        return [(step["pattern"]["String"], step["content"])]
     return []
 
 

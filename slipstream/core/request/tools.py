@@ -68,20 +68,16 @@ def tools_of(given: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
 
 
 def _tool(value: Mapping[str, Any]) -> Tool:
-    try:
-        function = value["function"]
-        name, more = function["name"], set(function) - _FUNCTION_FIELDS
-        is_function = value["type"] == "function" and set(value) == {"type", "function"}
-    except (TypeError, KeyError):
-        is_function, more = False, set()
-    if not is_function or more:
+    function: Any = value.get("function") if isinstance(value, Mapping) else None
+    is_known = isinstance(function, Mapping) and {"name"} <= set(function) <= _FUNCTION_FIELDS
+    if not is_known or set(value) != {"type", "function"} or value["type"] != "function":
         raise InvalidRequest(
             "a tool must have the type function, and a function with name, description, parameters"
             " and strict"
         )
-    schema = function.get("parameters")
+    schema, about = function.get("parameters"), function.get("description") or ""
     text = NO_PARAMETERS if schema is None else json.dumps(schema)
-    return Tool(name, function.get("description") or "", text, bool(function.get("strict")))
+    return Tool(function["name"], about, text, bool(function.get("strict")))
 
 
 def forced_tools(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> tuple[Tool, ...]:
@@ -92,14 +88,12 @@ def forced_tools(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> tupl
     """
     if choice in ("auto", "none"):
         return ()
-    if choice == "required":
-        if not tools:
-            raise InvalidRequest("tool_choice is required, but there are no tools")
-        return tuple(tools)
-    name = _chosen_name(choice)
-    chosen = tuple(tool for tool in tools if tool.name == name)
+    name = None if choice == "required" else _chosen_name(choice)
+    chosen = tuple(tool for tool in tools if name in (None, tool.name))
     if not chosen:
-        raise InvalidRequest(f"tool_choice names {name[:80]!r}, but there is no such tool")
+        why = "is required, but there are no tools"
+        named = f"names {(name or '')[:80]!r}, but there is no such tool"
+        raise InvalidRequest(f"tool_choice {why if name is None else named}")
     return chosen
 
 
