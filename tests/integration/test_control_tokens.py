@@ -50,9 +50,10 @@ def test_over_http_a_chat_is_text_and_a_completion_says_what_it_means(router):
     with fronted(router) as url, client_of(url) as client:
         said = chat(client, [{"role": "user", "content": ATTACK}], max_tokens=2)
         assert said.usage.prompt_tokens == text + 4
-        assert completion(client, ATTACK, max_tokens=2).usage.prompt_tokens == text
-        meant = {"allow_special_tokens": True}
-        answer = completion(client, ATTACK, max_tokens=2, extra_body=meant)
+        answer = completion(client, ATTACK, max_tokens=2)
         assert answer.usage.prompt_tokens == len(special) < text
+        meant = {"allow_special_tokens": False}
+        plain = completion(client, ATTACK, max_tokens=2, extra_body=meant)
+        assert plain.usage.prompt_tokens == text
         asked = {"messages": [{"role": "user", "content": "x"}], **meant}
         assert post(url, asked).json()["error"]["code"] == "unknown_parameter"

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from reference.tables import cell, code, table
 from slipstream_gateway.body import ChatRequest, CompletionRequest
-from slipstream_gateway.errors import IGNORED, NEUTRAL
+from slipstream_gateway.errors import IGNORED, NAMES, NEUTRAL
 from slipstream_gateway.messages import StrictModel
 from slipstream_gateway.responses_body import ResponsesRequest
 
@@ -21,7 +21,13 @@ refused with status 400 and its name, unless it is empty (`""`, `[]` or `{}`). [
 API](http.md#parameters) says what honoured fields mean, and what is taken of [messages, tools and
 items](http.md#messages-and-items).
 """
-IGNORED_TEXT = "These change no answer, and any value is taken."
+NAMES_TEXT = (
+    "Each row is one field, and a body takes the name that is its own in place of any other."
+)
+IGNORED_TEXT = """\
+These change no answer, and any value is taken. On a body that honours a field, the first list
+counts.
+"""
 REFUSED_TEXT = """\
 These change the answer and can't be honoured. They are taken at the values that ask for what
 happens anyway, and refused by name at all others. On a body that honours a field, the first list
@@ -42,6 +48,10 @@ def page() -> str:
     ]
     sections = {
         "Honoured": ("", table(("Field", *BODIES), fields)),
+        "Other names": (
+            NAMES_TEXT,
+            table(("Names",), [(" ".join(map(code, it)),) for it in NAMES]),
+        ),
         "Ignored": (IGNORED_TEXT, table(("Field", "Why it is harmless"), ignored)),
         "Refused but for neutral values": (REFUSED_TEXT, table(("Field", "Taken"), neutral)),
     }

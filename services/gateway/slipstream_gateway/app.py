@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 import slipstream
 from slipstream.client import AsyncClient, ModelInfo, RequestOptions
-from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
+from slipstream.core.errors import AccessError, Unavailable
 from slipstream.files import ReloadedFiles
 from slipstream.telemetry.spans import carrier_in, within
 from slipstream_gateway.body import (
@@ -23,10 +23,11 @@ from slipstream_gateway.body import (
     CompletionRequest,
     DetokenizeRequest,
     R,
+    TextRequest,
     TokenizeRequest,
     read_as,
 )
-from slipstream_gateway.chat import ChatFormat
+from slipstream_gateway.chat import ChatChoice
 from slipstream_gateway.choices import texts_of, together, without_output
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.handlers import (
@@ -38,22 +39,22 @@ from slipstream_gateway.handlers import (
     token_of,
 )
 from slipstream_gateway.http_io import (
-    ApiFormat,
+    AsEvent,
     ChunkEvents,
+    Events,
     EventStream,
     error_event,
     read_body,
     unless_gone,
 )
 from slipstream_gateway.response_job import ResponseJob, refused_event
-from slipstream_gateway.responses import CompletionFormat, Envelope, metrics, usage
+from slipstream_gateway.responses import ApiFormat, CompletionChoice, Json, metrics, usage
 from slipstream_gateway.responses_body import ResponsesRequest
 from slipstream_gateway.sdk_options import (
     chat_options,
     completion_options,
     each_answer,
     given_tools,
-    tool_use,
 )
 
 _LONG_BODY = 1 << 16
@@ -83,27 +84,26 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         """Continue messages, through the model's chat template."""
         body, request_id = await self._read(ChatRequest, request), request_id_of(request)
-        limit = self.config.default_max_tokens
-        options = chat_options(body, request_id=request_id, default_max_tokens=limit)
-        use = tool_use(options, is_single=not body.parallel_tool_calls)
-        return await self._answer(request, body, options, ChatFormat(use))
+        options, use = chat_options(body, request_id, self.config.default_max_tokens)
+        choice = partial(ChatChoice, use=use)
+        style = ApiFormat("chatcmpl-", "chat.completion", "chat.completion.chunk", choice)
+        return await self._answer(request, body, options, style)
 
     async def completion(self, request: Request) -> Response:
         """Continue texts as they are, or token ids."""
         body, request_id = await self._read(CompletionRequest, request), request_id_of(request)
-        options = completion_options(body, request_id=request_id)
-        echoes = list[str]()
-        if body.echo:
-            finding = texts_of(self._client_of(request), body)
-            echoes = await unless_gone(request.receive, finding)
-        style = CompletionFormat(echoes, n=body.n)
+        options = completion_options(body, request_id)
+        finding = texts_of(self._client_of(request), body)
+        echoes = await unless_gone(request.receive, finding)
+        choice = partial(CompletionChoice, echoes=echoes, n=body.n)
+        style = ApiFormat("cmpl-", "text_completion", "text_completion", choice)
         return await self._answer(request, body, options, style)
 
     async def responses(self, request: Request) -> Response:
         """Answer as OpenAI's newer API has it, on top of an earlier response where one is named."""
         body, request_id = await self._read(ResponsesRequest, request), request_id_of(request)
-        limit = self.config.default_max_tokens
-        job = ResponseJob(body, request_id, token_of(request) or "", default_max_tokens=limit)
+        limit, token = self.config.default_max_tokens, token_of(request) or ""
+        job = ResponseJob(body, request_id, token, limit)
         job.options["timeout_s"] = self.config.timeout_s
         client, headers = self._client_of(request), shown_id(request, request_id)
         with within(carrier_in(request.headers)):
@@ -118,10 +118,12 @@ class Routes:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt, as vLLM has it."""
         body = await self._read(TokenizeRequest, request)
-        client = self._client_of(request)
-        work = _tokens(client, body)
-        tokens, info = await unless_gone(request.receive, work)
-        limit = info.limits.context_length
+        client, receive = self._client_of(request), request.receive
+        info = await unless_gone(receive, client.model_info(body.model))
+        is_raw, tools = body.prompt is not None, given_tools(body.tools)
+        own: Any = {"tools": tools, "chat_template_kwargs": body.variables, "raw": is_raw}
+        work = client.tokenize(body.content, model=info.model, allow_special_tokens=is_raw, **own)
+        tokens, limit = await unless_gone(receive, work), info.limits.context_length
         return json_response(
             {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None}
         )
@@ -161,24 +163,14 @@ class Routes:
         return self.client.with_token(token_of(request) or self._token.value)
 
     async def _read(self, kind: type[R], request: Request) -> R:
-        config = self.config
-        body = await read_body(
-            request.stream(),
-            request.headers,
-            limit=config.max_body_bytes,
-            timeout_s=config.body_timeout_s,
-        )
+        body = await read_body(request.stream(), request.headers, self.config)
         is_long = len(body) > _LONG_BODY
         found = await asyncio.to_thread(read_as, kind, body) if is_long else read_as(kind, body)
         request.state.body = found
         return found
 
     async def _answer(
-        self,
-        request: Request,
-        body: ChatRequest | CompletionRequest,
-        options: RequestOptions,
-        style: ApiFormat,
+        self, request: Request, body: TextRequest, options: RequestOptions, style: ApiFormat
     ) -> Response:
         client, request_id = self._client_of(request), options["request_id"]
         options["timeout_s"] = self.config.timeout_s
@@ -187,31 +179,22 @@ class Routes:
         with within(carrier_in(request.headers)):
             if body.stream:
                 opening = [client.stream(prompt, **item) for prompt, item in answers]
-                envelope = partial(self._envelope, style, request_id)
-                events = ChunkEvents(style, envelope, body).of(opening)
+                named = partial(self._envelope, style.prefix + request_id)
+                events = ChunkEvents(style, named, body).of(opening)
                 return await self._streamed(request, events, headers, error_event)
             work = together([client.generate(prompt, **item) for prompt, item in answers])
             results = await unless_gone(request.receive, work)
         if body.max_tokens == 0:
             results = [without_output(result) for result in results]
         stats = [result.stats for result in results]
-        whole = self._envelope(style, request_id, results[0].prompt.model).around(
-            style.object,
-            *(
-                style.choice(index, result.prompt).whole(result)
-                for index, result in enumerate(results)
-            ),
-            usage=usage(stats, n=body.n),
-            metrics=metrics(stats),
-        )
-        return json_response(whole, headers=headers)
+        numbered = enumerate(results)
+        choices = [style.choice(index, result.prompt).whole(result) for index, result in numbered]
+        envelope = self._envelope(style.prefix + request_id, style.object, results[0].prompt.model)
+        figures = {"usage": usage(stats, n=body.n), "metrics": metrics(stats)}
+        return json_response({**envelope, "choices": choices, **figures}, headers=headers)
 
     async def _streamed(
-        self,
-        request: Request,
-        events: AsyncGenerator[bytes, None],
-        headers: dict[str, str],
-        refused: Callable[[SlipstreamError], bytes],
+        self, request: Request, events: Events, headers: dict[str, str], refused: AsEvent
     ) -> Response:
         """Return a stream of events. Until it begins, a refusal has a status of its own."""
         pause_s = self.config.stream_keep_alive_s
@@ -219,8 +202,8 @@ class Routes:
         await stream.begin(request.receive)
         return stream
 
-    def _envelope(self, style: ApiFormat, request_id: str, model: str) -> Envelope:
-        return Envelope(style.prefix + request_id, int(self.wall_s()), model)
+    def _envelope(self, name: str, kind: str, model: str) -> Json:
+        return {"id": name, "object": kind, "created": int(self.wall_s()), "model": model}
 
 
 def make_app(routes: Routes, *, has_page: bool = False) -> FastAPI:
@@ -272,10 +255,3 @@ def _model(info: ModelInfo) -> dict[str, Any]:
     about = {"id": info.model, "object": "model", "created": 0, "owned_by": "slipstream"}
     limit, defaults = info.limits.context_length, dict(info.sampling_defaults)
     return {**about, "max_model_len": limit, "sampling_defaults": defaults}
-
-
-async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int], ModelInfo]:
-    info = await client.model_info(body.model)
-    is_raw, tools = body.prompt is not None, given_tools(body.tools)
-    own: Any = {"raw": is_raw, "tools": tools, "chat_template_kwargs": body.variables}
-    return list(await client.tokenize(body.content, model=info.model, **own)), info

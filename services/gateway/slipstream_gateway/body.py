@@ -11,9 +11,10 @@ from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.options import Mode
 from slipstream.core.request.prompt import MAX_MESSAGES, Prompt
 from slipstream.core.types import Shape, StopPolicy, Verification
-from slipstream_gateway.errors import NO_PARAMETER, HttpError, parameters_of, refused
+from slipstream_gateway.errors import NO_PARAMETER, HttpError, both_given, parameters_of, refused
 from slipstream_gateway.messages import (
     ChatMessage,
+    FunctionSchema,
     FunctionTool,
     StrictModel,
     TemplateRequest,
@@ -65,12 +66,8 @@ _Strings = Annotated[
     BeforeValidator(_strings),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
-_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
-_ONE: dict[str, Any] = {"anyOf": [{"type": "string"}, _IDS]}
 _Prompts = Annotated[
-    Any,
-    BeforeValidator(_prompts),
-    WithJsonSchema({"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE}]}),
+    Any, BeforeValidator(_prompts), WithJsonSchema({"type": ["string", "array"], "minItems": 1})
 ]
 _Bias = Annotated[dict[str, float], BeforeValidator(lambda value: {} if value == [] else value)]
 
@@ -85,7 +82,7 @@ class StreamOptions(StrictModel):
 class NamedSchema(StrictModel):
     """A JSON schema as OpenAI wraps it."""
 
-    name: str = ""
+    name: str | None = None
     description: str | None = None
     value: Any = Field(alias="schema")
     strict: bool | None = None
@@ -150,9 +147,8 @@ class SharedRequest(SamplingRequest):
 
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Whole | None = None
-    n_predict: Whole | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputs = StructuredOutputs()
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: list[str] = Field([])
@@ -165,11 +161,12 @@ class ChatRequest(SharedRequest, TemplateRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
-    max_completion_tokens: Whole | None = None
     logprobs: _Flag = False
     top_logprobs: _Count | None = None
     tools: list[FunctionTool] = Field([])
     tool_choice: ToolChoice = "auto"
+    functions: list[FunctionSchema] = Field([])
+    function_call: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     add_special_tokens: Literal[False] = False
     add_generation_prompt: bool | None = None
@@ -186,7 +183,7 @@ class CompletionRequest(SharedRequest):
 
     prompt: _Prompts
     echo: bool = False
-    allow_special_tokens: bool = False
+    allow_special_tokens: bool = True
     logprobs: Annotated[_Count | None, BeforeValidator(lambda it: None if it is False else it)] = (
         None
     )
@@ -210,17 +207,15 @@ class TokenizeRequest(TemplateRequest):
     @property
     def content(self) -> Prompt:
         """Return the prompt. Raises `HttpError` where there is none."""
-        is_raw, special = self.prompt is not None, self.add_special_tokens
-        if special not in (None, is_raw):
+        prompt = self.prompt
+        if self.add_special_tokens not in (None, prompt is not None):
             why = "may only be true for prompt, and false for messages"
             raise refused("add_special_tokens", why, "unsupported_parameter")
-        if self.prompt is not None:
-            if self.messages:
-                raise refused("messages", "and prompt are both given")
-            return self.prompt
-        if not self.messages:
+        if prompt is None and not self.messages:
             raise refused("prompt", "or messages is needed", "missing_parameter")
-        return [message.model_dump() for message in self.messages]
+        if prompt is not None and self.messages:
+            raise both_given("prompt", "messages")
+        return [message.model_dump() for message in self.messages] if prompt is None else prompt
 
 
 class DetokenizeRequest(StrictModel):
@@ -230,6 +225,7 @@ class DetokenizeRequest(StrictModel):
     tokens: list[Whole]
 
 
+TextRequest = ChatRequest | CompletionRequest
 R = TypeVar("R", bound=StrictModel)
 
 
@@ -267,6 +263,8 @@ def read_as(kind: type[R], body: bytes) -> R:
         reason = str(error).partition(" at line")[0]
         if "hex escape" in reason:
             reason = "a text has half of a surrogate pair, which is no character"
+        if "recursion" in reason:
+            raise HttpError("the body is nested too deeply", code="invalid_json") from None
         raise HttpError(f"the body is not JSON ({reason})", code="invalid_json") from None
     if not isinstance(values, dict):
         raise HttpError("the body must be a JSON object", code="invalid_json")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from slipstream.client import AsyncChunkStream, AsyncClient, Chunk, FinishReason, PromptInfo, Result
 from slipstream.core.inline import ended
@@ -18,19 +18,9 @@ _Parts = asyncio.Queue[tuple[int, Chunk | Exception | None]]
 class OpenStream:
     """A stream whose first chunk has been read."""
 
+    prompt: PromptInfo
     first: Chunk
     rest: AsyncChunkStream
-
-    @property
-    def prompt(self) -> PromptInfo:
-        assert self.first.prompt is not None
-        return self.first.prompt
-
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(self.rest):
-            yield self.first
-            async for chunk in self.rest:
-                yield chunk
 
 
 async def opened(*streams: AsyncChunkStream) -> list[OpenStream]:
@@ -40,7 +30,8 @@ async def opened(*streams: AsyncChunkStream) -> list[OpenStream]:
     except BaseException:
         await asyncio.gather(*(stream.aclose() for stream in streams))
         raise
-    return [OpenStream(first, rest) for first, rest in zip(firsts, streams, strict=True)]
+    prompts = [cast("PromptInfo", first.prompt) for first in firsts]
+    return list(map(OpenStream, prompts, firsts, streams))
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -66,8 +57,9 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 async def _read(index: int, stream: OpenStream, queue: _Parts) -> None:
     last = None
     try:
-        async with aclosing(stream.chunks()) as chunks:
-            async for chunk in chunks:
+        async with aclosing(stream.rest) as rest:
+            await queue.put((index, stream.first))
+            async for chunk in rest:
                 await queue.put((index, chunk))
     except Exception as error:
         last = error
@@ -100,6 +92,9 @@ async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chu
 
 
 async def texts_of(client: AsyncClient, body: CompletionRequest) -> list[str]:
+    """Return the prompts as texts where answers echo them, else none."""
+    if not body.echo:
+        return []
     return [
         prompt if isinstance(prompt, str) else await client.detokenize(prompt, model=body.model)
         for prompt in body.prompt

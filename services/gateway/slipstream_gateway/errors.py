@@ -96,6 +96,7 @@ def _places_in(body: BaseModel) -> dict[str, str]:
     prompt = next((name for name in ("input", "tokens", "prompt") if name in given), "messages")
     schema = "text.format.schema" if is_response else "response_format.json_schema.schema"
     tools, names = _tool_places(body), (*REGEXES, *SCHEMAS)
+    choosing = "function_call" if "functions" in given else "tool_choice"
     own = next((name for name in names if getattr(body, name, None)), "")
     if own:
         schema = own
@@ -103,9 +104,10 @@ def _places_in(body: BaseModel) -> dict[str, str]:
         schema = "structured_outputs.json"
     elif getattr(getattr(body, "response_format", None), "value", None) is not None:
         schema = "response_format.schema"
-    elif (choice := getattr(body, "tool_choice", "auto")) not in ("auto", "none"):
-        named = [] if isinstance(choice, str) else [choice.get("function", choice)["name"]]
-        forced = [place for name, place in tools.items() if name in (named or tools)]
+    elif (choice := getattr(body, choosing, "auto")) not in ("auto", "none"):
+        chosen = choice.get("tools", [choice]) if isinstance(choice, dict) else []
+        named = [tool["name"] for tool in chosen] or tools
+        forced = [place for name, place in tools.items() if name in named]
         schema = forced[0] if len(forced) == 1 else "tools"
     places = {"the prompt": prompt, "a prompt": prompt, "the json-schema": schema}
     places |= {"the regex": own or "structured_outputs.regex", "the text": prompt}
@@ -118,10 +120,11 @@ def _places_in(body: BaseModel) -> dict[str, str]:
 def _tool_places(body: BaseModel) -> dict[str, str]:
     """Return the places of the tools' schemas by the tools' names."""
     places = {}
-    for number, tool in enumerate(getattr(body, "tools", ())):
-        function = getattr(tool, "function", tool)
-        place = "" if function is tool else "function."
-        places[function.name] = f"tools[{number}].{place}parameters"
+    for name in ("tools", "functions"):
+        for number, tool in enumerate(getattr(body, name, ())):
+            function = getattr(tool, "function", tool)
+            place = "" if function is tool else "function."
+            places[function.name] = f"{name}[{number}].{place}parameters"
     return places
 
 
@@ -147,6 +150,9 @@ NEUTRAL: Mapping[str, Sequence[object]] = {
 }
 """Fields that can't be honoured, and the values that ask for what happens anyway."""
 
+NAMES: Sequence[Sequence[str]] = _FIELDS["names"]
+"""Names of one field on different servers: a body is read by that of its own model."""
+
 _NESTED = {name.partition(".")[0] for name in (*IGNORED, *NEUTRAL) if "." in name}
 
 
@@ -156,11 +162,11 @@ def parameters_of(body: Mapping[str, Any], known: Set[str], place: str = "") -> 
     Raises `HttpError` for a field of the table that can't be honoured, with its full name.
     """
     kept = {}
-    for name, given in body.items():
+    for name, given in (body if place else _by_own_names(body, known)).items():
         path, value, is_known = place + name, given, name in known
         if name in _NESTED and isinstance(given, dict) and not place:
             value = parameters_of(given, set(), f"{name}.")
-            if not is_known:  # what is left of it is no field at all
+            if not is_known and path not in IGNORED:  # what is left of it is no field at all
                 path, value = next(((f"{name}.{it}", value[it]) for it in value), (path, None))
         if value is None or (not is_known and _is_without_effect(path, value)):
             continue
@@ -168,6 +174,27 @@ def parameters_of(body: Mapping[str, Any], known: Set[str], place: str = "") -> 
             raise refused(path[:80], NO_PARAMETER, "unknown_parameter")
         kept[name] = value
     return kept
+
+
+def _by_own_names(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+    """Return a body with the names that its model has, without null. Of two limits -1, which is
+    none, gives way; raises `HttpError` for other values that differ."""
+    own = {it: name for names in NAMES for name in names if name in known for it in names}
+    found, given = dict[str, Any](), dict[str, str]()
+    for name, value in body.items():
+        kept = own.get(name, name)
+        if value is None or (kept in found and value in (-1, found[kept])):
+            continue
+        if kept in found and found[kept] != -1:
+            raise both_given(given[kept], name)
+        found[kept], given[kept] = value, name
+    return found
+
+
+def both_given(one: str, other: str) -> HttpError:
+    """Return the error of two fields of which one counts."""
+    message = f"{one} and {other} are both given, but only one of them can be honoured"
+    return HttpError(message, code="unsupported_combination", param=other)
 
 
 def _is_without_effect(name: str, value: object) -> bool:

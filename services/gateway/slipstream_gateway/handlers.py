@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 from collections.abc import Collection
 from importlib.resources import files
 from typing import Any
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
 from slipstream_gateway.config import ANY_ORIGIN
-from slipstream_gateway.errors import HttpError, http_error
+from slipstream_gateway.errors import HttpError, http_error, refused
 from slipstream_gateway.http_io import as_json
 
 CLIENT_CLOSED = 499
@@ -26,6 +27,10 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 REQUEST_ID = "x-request-id"
 """Header for logs: proxies set it, and may pass the same one on with several requests."""
 _BEARER = "bearer"
+_HOST = re.compile(r"https?://[^/]*", re.IGNORECASE)
+"""Beginning of the path of a request as proxies get it."""
+_BARE = ("/chat/completions", "/completions", "/responses", "/models")
+"""Paths of clients whose base URL lacks `/v1`."""
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self';"
@@ -81,16 +86,14 @@ HANDLERS: dict[type[Exception], Any] = {
 }
 
 
-def json_response(
-    value: Any, *, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
+def json_response(value: Any, *, status: int = 200, headers: Any = None) -> Response:
     return Response(as_json(value), status, headers, media_type="application/json")
 
 
 class Front:
     """The application as it is served: to pages of the allowed origins, with HEAD where there is
-    GET, and at each path also where slashes are doubled or at its end. The server leaves out the
-    body of HEAD."""
+    GET, and at each path also without its `/v1`, behind the front's own address, and where slashes
+    are doubled or at its end. The server leaves out the body of HEAD."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self._app = app
@@ -106,7 +109,8 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        path = "/" + "/".join(filter(None, scope["path"].split("/")))
+        path = "/" + "/".join(filter(None, _HOST.sub("", scope["path"]).split("/")))
+        path = f"/v1{path}" if path.startswith(_BARE) else path
         await self._app({**scope, "method": method, "path": path}, receive, send)
 
 
@@ -114,8 +118,7 @@ def request_id_of(request: Request) -> str:
     """Return the client's own id for the request, or a random one. Raises `HttpError` for two."""
     given = request.headers.getlist(IDEMPOTENCY_KEY)
     if len(given) > 1:
-        message = f"{IDEMPOTENCY_KEY} is given {len(given)} times, but a request has one name"
-        raise HttpError(message)
+        raise refused(IDEMPOTENCY_KEY, f"is given {len(given)} times, but a request has one name")
     name = given[0] if given else ""
     check_name(IDEMPOTENCY_KEY, name)
     return name or uuid4().hex

@@ -14,23 +14,14 @@ from slipstream.client import AsyncChunkStream, Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import beside, either, ended
 from slipstream_gateway.body import SharedRequest
-from slipstream_gateway.chat import ChatChoice, ChatFormat
 from slipstream_gateway.choices import merged, opened
+from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.errors import HttpError, http_error
-from slipstream_gateway.responses import (
-    CompletionChoice,
-    CompletionFormat,
-    Envelope,
-    Json,
-    counts,
-    metrics,
-    rounds_json,
-    usage,
-)
+from slipstream_gateway.responses import ApiFormat, Json, counts, metrics, rounds_json, usage
 
 T = TypeVar("T")
-ApiFormat = ChatFormat | CompletionFormat
-Choice = ChatChoice | CompletionChoice
+Events = AsyncGenerator[bytes, None]
+AsEvent = Callable[[SlipstreamError], bytes]
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
@@ -39,7 +30,7 @@ JSON = "application/json"
 
 
 async def read_body(
-    parts: AsyncIterator[bytes], headers: Mapping[str, str], *, limit: int, timeout_s: float
+    parts: AsyncIterator[bytes], headers: Mapping[str, str], config: HttpConfig
 ) -> bytes:
     """Return all of a body.
 
@@ -53,29 +44,26 @@ async def read_body(
     if (coding := headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
         message = f"a body with the content-encoding {coding[:40]} can't be read; send it as it is"
         raise HttpError(message, code="unsupported_media_type", status=415)
+    limit, timeout_s = config.max_body_bytes, config.body_timeout_s
     length = headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 20 and int(length) > limit:
-        raise _too_large(limit)
+    if length.isdecimal() and len(length) < 20:
+        _check_size(int(length), limit)
+    body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
-            return await _gathered(parts, limit)
+            async for part in parts:
+                body += part
+                _check_size(len(body), limit)
     except TimeoutError:
         message = f"the body did not arrive within {timeout_s:g} s"
         raise HttpError(message, code="request_timeout", status=408) from None
-
-
-async def _gathered(parts: AsyncIterator[bytes], limit: int) -> bytes:
-    body = bytearray()
-    async for part in parts:
-        body += part
-        if len(body) > limit:
-            raise _too_large(limit)
     return bytes(body)
 
 
-def _too_large(limit: int) -> HttpError:
-    message = f"the body is larger than {limit} bytes, which is the limit"
-    return HttpError(message, code="body_too_large", status=413)
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        message = f"the body is larger than {limit} bytes, which is the limit"
+        raise HttpError(message, code="body_too_large", status=413)
 
 
 def as_json(value: Any) -> bytes:
@@ -105,12 +93,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        parts: AsyncGenerator[bytes, None],
-        headers: dict[str, str],
-        *,
-        keep_alive_s: float,
-        refused: Callable[[SlipstreamError], bytes],
+        self, parts: Events, headers: dict[str, str], *, keep_alive_s: float, refused: AsEvent
     ) -> None:
         """Comments come after `keep_alive_s` without a part, unless it is 0. `refused` returns the
         event of an error that comes in the place of the first part."""
@@ -182,21 +165,19 @@ class ChunkEvents:
     last has the figures, and no text; with running counts all have some."""
 
     def __init__(
-        self, style: ApiFormat, envelope: Callable[[str], Envelope], body: SharedRequest
+        self, style: ApiFormat, envelope: Callable[[str, str], Json], body: SharedRequest
     ) -> None:
-        """`envelope` returns that of all events, by their model."""
-        self._style = style
-        self._envelope_of = envelope
-        options, self._n = body.stream_options, body.n
-        self._include_usage = options.include_usage
-        self._counts_on = options.include_usage and options.continuous_usage_stats
+        """`envelope` returns what all events have, by their kind and model."""
+        self._style, self._envelope_of = style, envelope
+        self._options, self._n = body.stream_options, body.n
         self._num_prompt = self._num_output = 0
 
-    async def of(self, given: Sequence[AsyncChunkStream]) -> AsyncGenerator[bytes, None]:
+    async def of(self, given: Sequence[AsyncChunkStream]) -> Events:
         """Yield the events; an error after the first becomes the last one. Closing them ends the
         requests."""
         streams = await opened(*given)
-        self._envelope = self._envelope_of(streams[0].prompt.model)
+        model = streams[0].prompt.model
+        self._envelope = self._envelope_of(self._style.chunk_object, model)
         choices = [self._style.choice(index, stream.prompt) for index, stream in enumerate(streams)]
         self._num_prompt = sum(stream.prompt.num_prompt_tokens for stream in streams[:: self._n])
         openings = [opening for choice in choices if (opening := choice.opening())]
@@ -211,7 +192,7 @@ class ChunkEvents:
             yield error_event(error)
 
     def _events(
-        self, choices: Sequence[Choice], index: int, chunk: Chunk, stats: dict[int, RequestStats]
+        self, choices: Sequence[Any], index: int, chunk: Chunk, stats: dict[int, RequestStats]
     ) -> bytes:
         """Return no event, one or more; with the last of all choices, their figures."""
         choice, found = choices[index], list[Json]()
@@ -227,7 +208,7 @@ class ChunkEvents:
         if len(stats) == len(choices):
             known = [stats[index] for index in sorted(stats)]
             figures = {"metrics": metrics(known)}
-            if self._include_usage:
+            if self._options.include_usage:
                 events.append(self._object(usage=usage(known, n=self._n), **figures))
             else:
                 events[-1] = self._object(*found[-1:], **figures)
@@ -236,9 +217,10 @@ class ChunkEvents:
     def _object(self, *choices: Json, **more: Any) -> bytes:
         """Return an event. With `include_usage` all have the field, and only the last a value, or
         with running counts all."""
-        running = counts(self._num_prompt, self._num_output) if self._counts_on else None
-        fields = {"usage": running, **more} if self._include_usage else more
-        return _event(self._envelope.around(self._style.chunk_object, *choices, **fields))
+        options, running = self._options, counts(self._num_prompt, self._num_output)
+        now = {"usage": running if options.continuous_usage_stats else None}
+        fields = {**now, **more} if options.include_usage else more
+        return _event({**self._envelope, "choices": choices, **fields})
 
 
 def error_event(error: SlipstreamError) -> bytes:

@@ -1,7 +1,7 @@
 """Runs of /v1/responses, and their answers: items of text and calls, as events and whole."""
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -18,17 +18,17 @@ from slipstream.client import (
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.tool_calls import CallPiece, Piece, call_id
 from slipstream.core.request.tools import call_schema, forced_tools, tools_of
-from slipstream_gateway.chat import ToolUse, parser_of
-from slipstream_gateway.choices import opened
+from slipstream_gateway.chat import AnswerParser, ToolUse
+from slipstream_gateway.choices import merged, opened
 from slipstream_gateway.errors import http_error
-from slipstream_gateway.http_io import as_json
+from slipstream_gateway.http_io import Events, as_json
 from slipstream_gateway.responses import Json, chat_logprobs, metrics
 from slipstream_gateway.responses_body import ResponsesRequest
-from slipstream_gateway.sdk_options import chat_options, tool_use
+from slipstream_gateway.sdk_options import chat_options
 
 _SHOWN = {
-    *("instructions", "parallel_tool_calls", "previous_response_id", "store", "temperature"),
-    *("text", "tool_choice", "tools", "top_p"),
+    *("instructions", "metadata", "parallel_tool_calls", "previous_response_id", "store"),
+    *("temperature", "tool_choice", "tools", "top_p"),
 }
 
 
@@ -39,8 +39,7 @@ class ResponseAnswer:
         """`whole` is the response as it is before any output."""
         self.whole = {**whole, "model": prompt.model, "output": []}
         self._request_id = prompt.request_id
-        self._is_single = use is not None and use.is_single
-        self._parser = None if use is None else parser_of(use, prompt)
+        self._parser = AnswerParser(use, prompt)
         self._item: Json = {}
         """The item that is being written, but for its text or arguments; empty for none."""
         self._parts: list[str] = []
@@ -56,14 +55,13 @@ class ResponseAnswer:
 
     def push(self, part: Chunk | Result) -> list[Json]:
         """Return the events of a part of the answer, or of all; with its end, it is whole."""
-        parser, text = self._parser, part.text
-        self._write([text] if parser is None else parser.push(text), chat_logprobs(part.logprobs))
+        self._write(self._parser.push(part.text), chat_logprobs(part.logprobs))
         if part.finish_reason is not None and part.stats is not None:
             self._end(part.finish_reason, part.stats)
         return self._taken()
 
     def _end(self, reason: FinishReason, stats: RequestStats) -> None:
-        self._write([] if self._parser is None else self._parser.end(), None)
+        self._write(self._parser.end(), None)
         is_whole = reason is FinishReason.STOP
         status = "completed" if is_whole else "incomplete"
         self._close(status)
@@ -87,7 +85,7 @@ class ResponseAnswer:
             if isinstance(piece, str):
                 self._write_text(piece, [] if logprobs is None else logprobs["content"])
                 logprobs = None
-            elif piece.index == 0 or not self._is_single:
+            else:
                 self._write_call(piece)
 
     def _write_text(self, text: str, logprobs: list[Json]) -> None:
@@ -172,18 +170,14 @@ def _usage(stats: RequestStats) -> Json:
 class ResponseJob:
     """A request for a response. A stored one is a turn of a session, which its id names."""
 
-    def __init__(
-        self, body: ResponsesRequest, request_id: str, token: str, *, default_max_tokens: int
-    ) -> None:
-        """Raises `HttpError`, or `InvalidRequest`."""
+    def __init__(self, body: ResponsesRequest, request_id: str, token: str, limit: int) -> None:
+        """Limit new tokens to `limit` where the body does not. Raises `HttpError`, or
+        `InvalidRequest`."""
         self._body, self._request_id = body, request_id
         self._earlier = body.earlier()
         chat = body.chat()
         (self._prompt,) = chat.prompts
-        self.options = chat_options(
-            chat, request_id=request_id, default_max_tokens=default_max_tokens
-        )
-        self._use = tool_use(self.options, is_single=not body.parallel_tool_calls)
+        self.options, self._use = chat_options(chat, request_id, limit)
         if self._earlier is not None:
             self.options["after"] = self._earlier["request"]
             _keep_tools(self.options)
@@ -193,17 +187,15 @@ class ResponseJob:
     async def result(self, client: AsyncClient) -> Result:
         return await self._place(client).generate(self._prompt, **self.options)
 
-    async def events(
-        self, client: AsyncClient, wall_s: Callable[[], float]
-    ) -> AsyncGenerator[bytes, None]:
+    async def events(self, client: AsyncClient, wall_s: Callable[[], float]) -> Events:
         """Yield the events of the answer. An error of a response that has begun is the last one, as
         the status was sent."""
         (stream,) = await opened(self._place(client).stream(self._prompt, **self.options))
         answer = self.answer(stream.prompt, int(wall_s()))
         try:
-            async with aclosing(stream.chunks()) as chunks:
+            async with aclosing(merged([stream])) as chunks:
                 yield _bytes(answer.opening())
-                async for chunk in chunks:
+                async for _, chunk in chunks:
                     yield _bytes(answer.push(chunk))
         except SlipstreamError as error:
             yield _bytes(answer.failed(http_error(error).body()["error"]))
@@ -226,9 +218,9 @@ class ResponseJob:
             "incomplete_details": None,
             "max_output_tokens": self.options["max_tokens"],
             "truncation": "disabled",
-            "metadata": {},
             "usage": None,
-            **body.model_dump(include=_SHOWN, by_alias=True, exclude_unset=False),
+            **body.model_dump(include=_SHOWN),
+            "text": body.text.model_dump(by_alias=True, exclude_none=True),
         }
         return ResponseAnswer(whole, prompt, self._use)
 

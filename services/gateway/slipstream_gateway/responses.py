@@ -1,12 +1,12 @@
 """Responses as OpenAI's clients read them: chats and completions, whole and in chunks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.client import FinishReason, PromptInfo, RequestStats, Result
-from slipstream.core.logprobs import Logprobs, TokenLogprob
+from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
 from slipstream.core.request.origins import RoundTree
 
 Json = dict[str, Any]
@@ -24,9 +24,10 @@ _FIGURES = (
 class CompletionChoice:
     """One answer of /v1/completions. See `ChatChoice`."""
 
-    def __init__(self, index: int, prompt: PromptInfo, echo: str | None) -> None:
-        """`echo` is the prompt's text, which the answer begins with; None for none."""
-        self._index, self._prompt, self._echo = index, prompt, echo
+    def __init__(self, index: int, prompt: PromptInfo, echoes: Sequence[str], n: int) -> None:
+        """`echoes` are the prompts, of `n` answers each, where answers begin with them."""
+        self._index, self._prompt = index, prompt
+        self._echo = echoes[index // n] if echoes else None
         self._length = 0
         """Characters so far."""
 
@@ -58,39 +59,16 @@ class CompletionChoice:
         return choice if before is None else _joined(before, choice)
 
 
-class CompletionFormat:
-    """Answers of /v1/completions. See `ChatFormat`."""
-
-    prefix = "cmpl-"
-    object = chunk_object = "text_completion"
-
-    def __init__(self, echoes: Sequence[str] = (), *, n: int = 1) -> None:
-        """`echoes` are the prompts, of `n` answers each, where answers begin with them."""
-        self._echoes, self._n = echoes, n
-
-    def choice(self, index: int, prompt: PromptInfo) -> CompletionChoice:
-        echo = self._echoes[index // self._n] if self._echoes else None
-        return CompletionChoice(index, prompt, echo)
-
-
 @dataclass(frozen=True, slots=True)
-class Envelope:
-    """The fields that every object of an answer has."""
+class ApiFormat:
+    """Form of the answers of a path."""
 
-    id: str
-    created: int
-    """Seconds since 1970."""
-    model: str
-
-    def around(self, object: str, *choices: Json, **more: Any) -> Json:
-        return {
-            "id": self.id,
-            "object": object,
-            "created": self.created,
-            "model": self.model,
-            "choices": list(choices),
-            **more,
-        }
+    prefix: str
+    """Beginning of their ids."""
+    object: str
+    chunk_object: str
+    choice: Callable[[int, PromptInfo], Any]
+    """Return one answer by its number: a `ChatChoice` or `CompletionChoice`."""
 
 
 def usage(choices: Sequence[RequestStats], *, n: int = 1) -> Json:
@@ -156,14 +134,8 @@ def chat_logprobs(logprobs: Logprobs) -> Json | None:
     """Return those of a chat's tokens that have any; None without any."""
     if not logprobs:
         return None
-    content = [
-        {
-            **_entry(token.text, token.logprob),
-            "top_logprobs": [_entry(other.text, other.logprob) for other in token.top],
-        }
-        for token in logprobs
-        if token is not None
-    ]
+    known = [token for token in logprobs if token is not None]
+    content = [{**_entry(it), "top_logprobs": [*map(_entry, it.top)]} for it in known]
     return {"content": content, "refusal": None}
 
 
@@ -205,12 +177,9 @@ def _joined(one: Json, other: Json) -> Json:
     return {**other, "text": text, "logprobs": logprobs if known else None}
 
 
-def _entry(text: bytes, logprob: float) -> Json:
-    return {
-        "token": text.decode(errors="replace"),
-        "logprob": _finite(logprob),
-        "bytes": list(text),
-    }
+def _entry(it: TokenLogprob | TopLogprob) -> Json:
+    text, logprob = it.text.decode(errors="replace"), _finite(it.logprob)
+    return {"token": text, "logprob": logprob, "bytes": list(it.text)}
 
 
 def _by_name(token: TokenLogprob) -> dict[str, float]:

@@ -10,9 +10,9 @@ from pydantic import Field, WithJsonSchema
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
-from slipstream_gateway.body import ChatRequest, SamplingRequest, Whole, validated
+from slipstream_gateway.body import ChatRequest, NamedSchema, SamplingRequest, Whole, validated
 from slipstream_gateway.errors import HttpError, http_error, refused
-from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel, TemplateRequest
+from slipstream_gateway.messages import ResponsesTool, StrictModel, TemplateRequest, ToolChoice
 
 _OBJECT: dict[str, Any] = {"type": "object"}
 _ID = re.compile(
@@ -21,20 +21,17 @@ _ID = re.compile(
 """A response's id: its session, a digest of its tools and instructions, and its request."""
 
 
-class TextFormat(StrictModel):
+class TextFormat(NamedSchema):
     """Format of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str = ""
-    description: str | None = None
     value: Any = Field(None, alias="schema")
-    strict: bool | None = None
 
 
 class TextOptions(StrictModel):
     """Options of the text."""
 
-    format: TextFormat | None = None
+    format: TextFormat = TextFormat(type="text", schema=None)
 
 
 class ResponsesRequest(SamplingRequest, TemplateRequest):
@@ -47,20 +44,20 @@ class ResponsesRequest(SamplingRequest, TemplateRequest):
     max_output_tokens: Whole | None = None
     top_logprobs: Annotated[Whole | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     tools: list[ResponsesTool] = Field([])
-    tool_choice: FlatToolChoice = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    text: TextOptions | None = None
+    text: TextOptions = TextOptions()
     include: list[str] = Field([])
+    metadata: dict[str, Any] = Field({})
     previous_response_id: str | None = None
     store: bool = True
 
     def earlier(self) -> re.Match[str] | None:
         """Return the session, setting and request of the response that this one continues. Raises
         `HttpError`."""
-        name = self.previous_response_id
-        if name is None:
+        if not self.previous_response_id:
             return None
-        earlier = _ID.fullmatch(name)
+        earlier = _ID.fullmatch(self.previous_response_id)
         if earlier is None:
             raise refused("previous_response_id", "is no id of a response of this server")
         if not self.store:
@@ -85,7 +82,7 @@ class ResponsesRequest(SamplingRequest, TemplateRequest):
         One that continues a response has the new messages alone, and no tools in its prompt.
         """
         form, instructions = self._format(), []
-        if self.instructions and self.previous_response_id is None:
+        if self.instructions and not self.previous_response_id:
             instructions = [{"role": "system", "content": self.instructions}]
         same = {*SamplingRequest.model_fields, *TemplateRequest.model_fields}
         same |= {"tool_choice", "parallel_tool_calls"}
@@ -95,15 +92,13 @@ class ResponsesRequest(SamplingRequest, TemplateRequest):
             "max_tokens": self.max_output_tokens,
             "logprobs": bool(self.top_logprobs) or "message.output_text.logprobs" in self.include,
             "top_logprobs": self.top_logprobs or None,
-            "tools": [{"function": tool.model_dump(exclude={"type"})} for tool in self.tools],
+            "tools": [tool.model_dump() for tool in self.tools],
             "response_format": form,
         }
         return validated(ChatRequest, values)
 
     def _format(self) -> dict[str, Any]:
-        form = None if self.text is None else self.text.format
-        if form is None:
-            return {"type": "text"}
+        form = self.text.format
         if form.type == "json_schema" and form.value is None:
             raise refused("text.format.schema", "is needed", "missing_parameter")
         return {"type": form.type, "schema": None if form.type == "text" else form.value}

@@ -19,10 +19,10 @@ from slipstream_gateway.body import (
     CompletionRequest,
     ResponseFormat,
     SharedRequest,
-    StructuredOutputs,
+    TextRequest,
 )
 from slipstream_gateway.chat import ToolUse
-from slipstream_gateway.errors import REGEXES, SCHEMAS, HttpError, refused
+from slipstream_gateway.errors import REGEXES, SCHEMAS, HttpError, both_given, refused
 from slipstream_gateway.messages import FunctionTool
 
 COMPLETION_MAX_TOKENS = 16
@@ -34,39 +34,68 @@ _SAMPLING = {
     *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 }
-_LIMITS = {"max_tokens", "max_completion_tokens", "n_predict"}
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
-def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int) -> RequestOptions:
-    """Return the options of a chat. Raises `HttpError`, or `InvalidRequest`."""
+def chat_options(
+    body: ChatRequest, request_id: str, default_max_tokens: int
+) -> tuple[RequestOptions, ToolUse | None]:
+    """Return the options of a chat, and how it uses its tools; None where it has none.
+
+    -1 is no limit on tokens. Raises `HttpError`, or `InvalidRequest`.
+    """
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "goes with logprobs true only")
-    options = _options(body, request_id)
+    tools, choice = _tools(body)
+    options = _options(body, request_id, is_forced=choice not in ("auto", "none"))
     options["chat_template_kwargs"] = body.variables
-    options["max_tokens"] = _limit(body, default_max_tokens)
+    limits = {None: default_max_tokens, -1: None}
+    options["max_tokens"] = limits.get(body.max_tokens, body.max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    if body.tool_choice not in ("auto", "none") and not body.tools:
-        raise refused("tool_choice", "asks for a call, but there are no tools")
     marked = [(message.model_extra or {}).get("prefix") is True for message in body.messages[-1:]]
     goes_on = body.continue_final_message or any(marked)
     if body.add_generation_prompt is goes_on:
         why = "is true for an answer, and false with continue_final_message"
         raise refused("add_generation_prompt", why)
     options["continue_final"] = goes_on
-    options["tools"] = given_tools(body.tools)
-    options["tool_choice"] = body.tool_choice
-    return options
+    options["tools"], options["tool_choice"] = tools, choice
+    if not tools or choice == "none":
+        return options, None
+    is_older = bool(body.functions)
+    is_single = is_older or not body.parallel_tool_calls
+    return options, ToolUse(tuple(tools), choice != "auto", is_single, is_older)
 
 
-def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOptions:
+def _tools(body: ChatRequest) -> tuple[list[Tool], Any]:
+    """Return the tools that may be called, and the choice among them as the SDK has it."""
+    if body.tools and body.functions:
+        raise both_given("tools", "functions")
+    choices = (("tool_choice", body.tools), ("function_call", body.functions))
+    for place, given in choices:
+        if getattr(body, place) not in ("auto", "none") and not given:
+            raise refused(place, "asks for a call, but there are no tools")
+    older = [FunctionTool(function=function) for function in body.functions]
+    tools = given_tools(older, "functions") if older else given_tools(body.tools)
+    choice = body.function_call if older else body.tool_choice
+    if isinstance(choice, str):
+        return tools, choice
+    if choice["type"] == "function":
+        return tools, {"type": "function", "function": {"name": choice["name"]}}
+    names = {tool["name"] for tool in choice["tools"]}
+    if names - {tool.name for tool in tools}:
+        raise refused("tool_choice", "allows a function that is no tool")
+    return [tool for tool in tools if tool.name in names], choice["mode"]
+
+
+def completion_options(body: CompletionRequest, request_id: str) -> RequestOptions:
     """Return the options of a completion. Raises `HttpError`, or `InvalidRequest`."""
     options = _options(body, request_id)
     if body.best_of not in (None, 1, body.n):
         why = f"is {body.best_of}, but may only be 1 or n, as answers are not ranked"
         raise refused("best_of", why, "unsupported_parameter")
-    options["max_tokens"] = _limit(body, COMPLETION_MAX_TOKENS)
+    limits = {None: COMPLETION_MAX_TOKENS, -1: None}
+    options["max_tokens"] = limits.get(body.max_tokens, body.max_tokens)
     if body.max_tokens == 0:
         if not body.echo or body.stream:
             raise refused("max_tokens", "0 goes with echo and without stream")
@@ -79,38 +108,19 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
     return options
 
 
-def _limit(body: SharedRequest, default: int) -> int | None:
-    """Return the limit on new tokens; None for -1, with which some clients ask for none."""
-    given = body.model_dump(include=_LIMITS, exclude_none=True)
-    if len(set(given.values()) - {-1}) > 1:
-        raise _together(*list(given)[:2])
-    limit = max(given.values(), default=default)
-    return None if limit == -1 else limit
-
-
-def given_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
+def given_tools(tools: Sequence[FunctionTool], name: str = "tools") -> list[Tool]:
     """Return the tools of a body. Raises `HttpError` with the place of one that can't be."""
     found = list[Tool]()
     for number, tool in enumerate(tools):
         try:
             found += tools_of([tool.model_dump(exclude_none=True)])
         except InvalidRequest as error:
-            place = f"tools[{number}]"
+            place = f"{name}[{number}]"
             raise HttpError(f"{place}: {error}", param=place) from None
     return found
 
 
-def tool_use(options: RequestOptions, *, is_single: bool) -> ToolUse | None:
-    """Return how a chat with these options uses its tools; None where it has none."""
-    tools, choice = tools_of(options["tools"]), options["tool_choice"]
-    if not tools or choice == "none":
-        return None
-    return ToolUse(tools, choice != "auto", is_single)
-
-
-def each_answer(
-    body: ChatRequest | CompletionRequest, options: RequestOptions
-) -> list[tuple[Prompt, RequestOptions]]:
+def each_answer(body: TextRequest, options: RequestOptions) -> list[tuple[Prompt, RequestOptions]]:
     """Return the prompt and options of each answer, n to each prompt in turn.
 
     Each has an id of its own. A given seed is the first one of every prompt; else all seeds differ.
@@ -137,7 +147,7 @@ def seed_of(request_id: str) -> int:
     return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
 
 
-def _options(body: ChatRequest | CompletionRequest, request_id: str) -> RequestOptions:
+def _options(body: TextRequest, request_id: str, *, is_forced: bool = False) -> RequestOptions:
     if body.with_rounds and not (body.stream and body.n == len(body.prompts) == 1):
         raise refused("with_rounds", "goes with stream true and one answer")
     options: RequestOptions = {
@@ -156,7 +166,7 @@ def _options(body: ChatRequest | CompletionRequest, request_id: str) -> RequestO
         if "widths" in given:
             given["widths"] = tuple(given["widths"])
         options["speculation"] = SpeculationOptions(**given)
-    return {**options, **_grammar(body)}
+    return {**options, **_grammar(body, is_forced)}
 
 
 def _sampling(body: SharedRequest, request_id: str) -> SamplingParams:
@@ -173,10 +183,9 @@ def _left_out(body: SharedRequest) -> list[str]:
     return [name for name in MODEL_DEFAULTS if name not in given]
 
 
-def _grammar(body: ChatRequest | CompletionRequest) -> RequestOptions:
+def _grammar(body: TextRequest, is_forced: bool) -> RequestOptions:
     """Return what the text must follow. A forced call is all of it: no format applies then."""
-    form, own = body.response_format, body.structured_outputs or StructuredOutputs()
-    is_forced = isinstance(body, ChatRequest) and body.tool_choice not in ("auto", "none")
+    form, own = body.response_format, body.structured_outputs
     found: dict[str, RequestOptions] = {} if form is None or is_forced else _formatted(form)
     if own.json_schema is not None:
         found["structured_outputs.json"] = {"json_schema": own.json_schema}
@@ -187,7 +196,7 @@ def _grammar(body: ChatRequest | CompletionRequest) -> RequestOptions:
     found |= {name: {"regex": it} for name in REGEXES if (it := getattr(body, name))}
     found |= {name: {"json_schema": it} for name in SCHEMAS if (it := getattr(body, name))}
     if len(found) > 1:
-        raise _together(*list(found)[:2])
+        raise both_given(*list(found)[:2])
     return next(iter(found.values()), RequestOptions())
 
 
@@ -213,8 +222,3 @@ def _token_id(key: str) -> int:
     if not _TOKEN_ID.fullmatch(key):
         raise refused("logit_bias", "must have token ids for keys")
     return int(key)
-
-
-def _together(one: str, other: str) -> HttpError:
-    message = f"{one} and {other} are both given, but only one of them can be honoured"
-    return HttpError(message, code="unsupported_combination", param=other)

@@ -29,6 +29,8 @@ MAX_FIELDS = 32
 TOKEN_BYTES = 64
 """Bytes of a prompt for each token of the context: all that it has, whatever is shown of it."""
 _READ = ("role", "content", "tool_calls", "function_call")
+_UNREAD = ("images", "videos")
+"""Names that clients give what a message shows beside its content."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that clients give an assistant's reasoning; templates read one of the first two."""
 _ROLES = {"developer": "system", "function": "tool"}
@@ -159,6 +161,8 @@ def _message(item: Any, place: str) -> dict[str, Any]:
     role = item.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{place}.role must be a text, and not empty")
+    if unread := next((name for name in _UNREAD if item.get(name)), None):
+        raise InvalidRequest(f"{place}.{unread} is no text, but text is all that can be read")
     fields = _fields(item, place)
     content = content_text(item.get("content"), f"{place}.content")
     message: dict[str, Any] = {"role": _ROLES.get(role, role), "content": content, **fields}

@@ -1,10 +1,12 @@
 """Refusals and failures over HTTP: OpenAI's statuses, format and exception classes, never a bug."""
 
 import re
+from pathlib import Path
 
 import httpx2
 import openai
 import pytest
+import yaml
 
 from slipstream.client import errors
 from support.network.bad_routers import Failing, register
@@ -35,85 +37,14 @@ ROUTES = {
     "completions": ("/v1/completions", {"prompt": "x"}),
     "responses": ("/v1/responses", {"input": "hello", "store": False}),
 }
-MESSAGE = {"role": "assistant", "content": "Hello."}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}
 WRONG = {"type": "wrong"}
-SCHEMA = "response_format.json_schema.schema"
-FORM = {"type": "json_schema", "json_schema": {"schema": WRONG}}
-CHATS = [
-    ("n", 17),
-    ("tools[0].type", [{"type": "web_search"}]),
-    ("tools[0].function.name", [{"type": "function", "function": {"colour": 1}}]),
-    ("tools[1]", [{"function": FUNCTION}, {"function": {"name": "a b"}}]),
-    ("tools", [{"function": FUNCTION}] * 2),
-    ("tools", [{"function": {**FUNCTION, "name": f"f{number}"}} for number in range(129)]),
-    ("tool_choice", "required"),
-    ("tool_choice", {"type": "allowed_tools", "allowed_tools": {}}),
-    ("temperature", 101),
-    ("temperature", "hot"),
-    ("temperature", True),
-    ("top_p", -0.1),
-    ("top_k", -2),
-    ("max_tokens", 0),
-    ("max_tokens", 2.5),
-    ("seed", -(2**63) - 1),
-    ("min_tokens", 3),
-    ("stop_token_ids", [10**6]),
-    ("stop_token_ids[0]", ["x"]),
-    ("stop", 5),
-    ("stop", ["a"] * 17),
-    ("stop", "a" * 999),
-    ("logit_bias", {"x": 1}),
-    ("logit_bias", {"5": 101}),
-    ("top_logprobs", 3),
-    ("add_special_tokens", True),
-    ("continue_final_message", True),
-    ("speculation.mode", {"mode": "sometimes"}),
-    ("response_format.type", {"type": "xml"}),
-    ("response_format", {"type": "json_schema"}),
-    (SCHEMA, FORM),
-    ("guided_json", WRONG),
-    ("regex", "(("),
-    ("response_format.schema", {"type": "json_object", "schema": WRONG}),
-    ("chat_template_kwargs", {"messages": []}),
-    ("structured_outputs.choice", {"choice": []}),
-    ("structured_outputs.regex", {"regex": "(("}),
-    ("messages", None),
-    ("messages", []),
-    ("messages[0].role", [{"role": "wizard", "content": "x"}]),
-    ("messages[0].content[0]", [{"role": "user", "content": [{"type": [5]}]}]),
-    ("messages[0].content[0]", [{"role": "user", "content": [{}]}]),
-    ("messages[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "file"}]}]),
-    ("messages[0].content[0].text", [{"role": "user", "content": [{"text": 3}]}]),
-    ("messages[0].content[0].text", [{"role": "user", "content": [{"type": "text"}]}]),
-    ("messages[0].tool_calls", [{"role": "user", "tool_calls": "x"}]),
-    ("messages[1].tool_calls[0]", [*HELLO, {**MESSAGE, "tool_calls": [{}]}]),
-]
-COMPLETIONS = [
-    ("add_special_tokens", False),
-    ("prompt[1]", ["x", ""]),
-    *(("prompt", prompt) for prompt in ("", [], {}, 5, [-1], ["a"] * 129)),
-    *(("prompt[0]", prompt) for prompt in ([[]], [1, "a"], [1.5])),
-    ("structured_outputs.json", {"json": WRONG}),
-]
-RESPONSES = [
-    ("input[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "x"}]}]),
-    ("input[1].output[0]", [*HELLO, {"type": "function_call_output", "output": [5]}]),
-    ("input[0].content", [{"role": "user", "content": 5}]),
-    ("input[0].role", [{"role": "wizard", "content": "x"}]),
-    ("input[1].type", [*HELLO, {"type": "item_reference", "id": "x"}]),
-    ("input[0].name", [{"type": "function_call", "arguments": "{}"}]),
-    ("input[1]", [*HELLO, 5]),
-    ("max_output_tokens", -2),
-    ("tools[0]", [{**FUNCTION, "name": "a b"}]),
-    ("tools[0].type", [{"type": "web_search"}]),
-    ("text.format.schema", {"format": {"type": "json_schema"}}),
-    ("text.format.schema", {"format": {"type": "json_schema", "schema": 5}}),
-]
+GIVEN = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 REFUSED = [
-    (body, *case)
-    for body, cases in (("chats", CHATS), ("completions", COMPLETIONS), ("responses", RESPONSES))
-    for case in cases
+    *((body, *case) for body, cases in GIVEN.items() for case in cases),
+    ("chats", "tools", [{"function": {**FUNCTION, "name": f"f{number}"}} for number in range(129)]),
+    ("chats", "stop", "a" * 999),
+    ("completions", "prompt", ["a"] * 129),
 ]
 """Bodies with one value at fault, whose place a refusal names."""
 

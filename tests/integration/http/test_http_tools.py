@@ -49,6 +49,31 @@ def test_a_forced_call_has_the_arguments_that_its_schema_allows_streamed_or_not(
     assert (name, arguments) == (call.function.name, call.function.arguments)
 
 
+def test_the_older_functions_are_tools_whose_calls_have_the_older_form(client):
+    older = {"functions": [tool["function"] for tool in TOOLS], "function_call": {"name": "paint"}}
+    asked = {**FORCED, "tools": None, "tool_choice": None, **older}
+    call = chat(client, **FORCED).choices[0].message.tool_calls[0].function.model_dump()
+    (choice,) = chat(client, **asked).choices
+    assert (choice.message.function_call.model_dump(), choice.message.tool_calls) == (call, None)
+    assert choice.finish_reason == "function_call"
+    parts = [part.choices[0].delta.function_call for part in chat(client, stream=True, **asked)]
+    names, arguments = zip(*((part.name, part.arguments) for part in parts if part), strict=True)
+    assert (names[0], set(names[1:]), "".join(arguments)) == ("paint", {None}, call["arguments"])
+
+
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"name": "stop"}]}
+CHOICES = ["any", {"type": "any"}, ALLOWED, {"type": "tool", "name": "stop"}]
+CHOICES += [{"type": "allowed_tools", "allowed_tools": {**ALLOWED, "tools": TOOLS[1:]}}]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_choice_may_be_written_as_other_servers_have_it(url, choice):
+    tools = TOOLS if "stop" in str(choice) else [{"name": "stop", "parameters": COLOUR}]
+    asked = {**FORCED, "messages": HELLO, "tools": tools, "tool_choice": choice}
+    (call,) = post(url, asked).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "stop"
+
+
 def test_a_call_is_answered_by_a_tool_s_message(client):
     message = chat(client, **FORCED).choices[0].message
     told = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}
@@ -92,7 +117,8 @@ def test_several_answers_have_seeds_one_after_the_other(client, sdk):
 
 
 def test_a_streamed_response_is_the_response(client):
-    asked = {"model": "tiny", "input": "hello", "max_output_tokens": 12, "extra_body": {"seed": 5}}
+    asked = {"model": "tiny", "input": "hello", "max_output_tokens": 12, "metadata": {"a": "b"}}
+    asked["extra_body"] = {"seed": 5}
     whole = client.responses.create(**asked)
     events = list(client.responses.create(stream=True, **asked))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -102,6 +128,7 @@ def test_a_streamed_response_is_the_response(client):
     assert (events[0].type, last.type) == ("response.created", "response.incomplete")
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert whole.usage.output_tokens == 12
+    assert (whole.text.format.type, whole.metadata) == ("text", {"a": "b"})
 
 
 def test_a_response_goes_on_from_the_newest_one_and_no_other(client, sdk):

@@ -2,6 +2,7 @@
 several answers as one stream: read no faster than they are taken, and all of them end."""
 
 import asyncio
+import json
 import re
 from contextlib import aclosing
 
@@ -11,7 +12,7 @@ from slipstream.client import AsyncChunkStream, Chunk
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
-from slipstream_gateway.body import ChatRequest, validated
+from slipstream_gateway.body import ChatRequest, read_as
 from slipstream_gateway.choices import merged, opened
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.errors import REGEXES, TABLE, HttpError, http_error
@@ -22,13 +23,13 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def chat(**body):
-    body = validated(ChatRequest, {"messages": HELLO, **body})
-    return chat_options(body, request_id="r", default_max_tokens=99)
+    body = read_as(ChatRequest, json.dumps({"messages": HELLO, **body}).encode())
+    return chat_options(body, "r", 99)[0]
 
 
 def test_either_name_of_the_limit_counts_and_two_limits_do_not():
-    for limit in ({"max_tokens": 7}, {"max_completion_tokens": 7}):
-        assert chat(**limit)["max_tokens"] == 7
+    for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
+        assert chat(**{name: 7})["max_tokens"] == 7
     assert chat(max_tokens=7, max_completion_tokens=7, n_predict=-1)["max_tokens"] == 7
     assert (chat(max_tokens=-1)["max_tokens"], chat()["max_tokens"]) == (None, 99)
     with pytest.raises(HttpError, match="max_tokens and max_completion_tokens"):
@@ -66,11 +67,22 @@ def test_what_the_text_follows_may_be_written_as_other_servers_have_it(body):
 
 
 def test_the_template_reads_what_clients_send_for_it():
-    given = {"reasoning": {"effort": "low"}, "enable_thinking": False}
-    named = {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": True, "x": 1}}
-    read = [chat(**body)["chat_template_kwargs"] for body in (given, {**given, **named})]
-    assert read[0] == {"reasoning_effort": "low", "enable_thinking": False}
-    assert read[1] == {"reasoning_effort": "high", "enable_thinking": True, "x": 1}
+    given = {"reasoning": {"effort": "low"}, "chat_template_kwargs": {"thinking": True, "x": 1}}
+    assert chat(**given)["chat_template_kwargs"] == {
+        "reasoning_effort": "low",
+        "thinking": True,
+        "x": 1,
+    }
+    off = {"enable_thinking": False, "thinking": False}
+    for body in (
+        {"reasoning": {"enabled": False}},
+        {"think": False},
+        {"thinking": {"type": "disabled"}},
+        {"enable_thinking": False, "think": True},
+    ):
+        assert chat(**body)["chat_template_kwargs"] == off
+    none = chat(reasoning_effort="none")["chat_template_kwargs"]
+    assert none == {"reasoning_effort": "none", **off}
 
 
 def test_a_refusal_quotes_nothing_that_was_written():
