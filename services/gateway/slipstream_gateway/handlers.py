@@ -53,6 +53,7 @@ def shown_id(request: Request, request_id: str | None) -> dict[str, str]:
 
 def _error(request: Request, error: Any) -> Response:
     headers = {**error.headers, **shown_id(request, error.headers.get(REQUEST_ID))}
+    headers |= {"www-authenticate": "Bearer"} if error.status == 401 else {}
     return json_response(error.body(), status=error.status, headers=headers)
 
 

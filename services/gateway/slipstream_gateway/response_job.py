@@ -214,11 +214,10 @@ class ResponseJob:
             "object": "response",
             "created_at": created,
             "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
+            **dict.fromkeys(("error", "incomplete_details", "usage")),
+            "background": False,
             "max_output_tokens": self.options["max_tokens"],
             "truncation": "disabled",
-            "usage": None,
             **body.model_dump(include=_SHOWN),
             "text": body.text.model_dump(by_alias=True, exclude_none=True),
         }
