@@ -20,7 +20,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check_fits
 from slipstream.core.request.prompt import Message
 
 MAX_TEMPLATE_BYTES = 256 << 10
@@ -222,11 +222,8 @@ def _tojson(
 def _check_size(source: str, special_tokens: Mapping[str, str]) -> None:
     texts = [source, *special_tokens, *special_tokens.values()]
     size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
-    if size > MAX_TEMPLATE_BYTES:
-        raise InvalidRequest(
-            f"the chat template and its special tokens have {size} bytes, but at most"
-            f" {MAX_TEMPLATE_BYTES} fit"
-        )
+    subject = "the chat template and its special tokens have"
+    check_fits(subject, size, "bytes", MAX_TEMPLATE_BYTES)
 
 
 def _brief(error: Exception) -> str:

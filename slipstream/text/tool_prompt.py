@@ -68,15 +68,11 @@ def for_template(message: Message, place: str) -> Json:
 def broken_call(given: Sequence[Json]) -> str | None:
     """Return the place of the first call, in messages for a template, whose arguments are no
     object; None for none."""
-    return next(
-        (
-            f"messages[{place}].tool_calls[{number}]"
-            for place, message in enumerate(given)
-            for number, call in enumerate(message.get("tool_calls", ()))
-            if not isinstance(call["function"]["arguments"], dict)
-        ),
-        None,
-    )
+    for place, message in enumerate(given):
+        for number, call in enumerate(message.get("tool_calls", ())):
+            if not isinstance(call["function"]["arguments"], dict):
+                return f"messages[{place}].tool_calls[{number}]"
+    return None
 
 
 def as_text(messages: Sequence[Message], tools: Sequence[Json]) -> list[Json]:

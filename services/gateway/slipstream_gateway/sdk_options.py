@@ -142,17 +142,13 @@ def each_answer(body: TextRequest, options: RequestOptions) -> list[tuple[Prompt
     return answers
 
 
-def seed_of(request_id: str) -> int:
-    """Return the seed of a request without one: random as its id, and the same if sent again."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
-
-
 def _options(body: TextRequest, request_id: str, *, is_forced: bool = False) -> RequestOptions:
     if body.with_rounds and not (body.stream and body.n == len(body.prompts) == 1):
         raise refused("with_rounds", "goes with stream true and one answer")
+    given = body.model_fields_set | ({"temperature"} if body.top_p == 0 else set())  # is greedy
     options: RequestOptions = {
         "sampling": _sampling(body, request_id),
-        "model_defaults": _left_out(body),
+        "model_defaults": [name for name in MODEL_DEFAULTS if name not in given],
         "stop": tuple(body.stop),
         "stop_token_ids": tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
@@ -162,25 +158,24 @@ def _options(body: TextRequest, request_id: str, *, is_forced: bool = False) -> 
     if body.with_rounds:
         options["with_rounds"] = True
     if body.speculation is not None:
-        given = body.speculation.model_dump(exclude_none=True)
-        if "widths" in given:
-            given["widths"] = tuple(given["widths"])
-        options["speculation"] = SpeculationOptions(**given)
+        asked = body.speculation.model_dump(exclude_none=True)
+        if "widths" in asked:
+            asked["widths"] = tuple(asked["widths"])
+        options["speculation"] = SpeculationOptions(**asked)
     return {**options, **_grammar(body, is_forced)}
 
 
 def _sampling(body: SharedRequest, request_id: str) -> SamplingParams:
+    """Return sampling parameters. A request without a seed has a random one as its id, and the same
+    if it is sent again."""
+    own = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
+    if not all(map(_TOKEN_ID.fullmatch, body.logit_bias)):
+        raise refused("logit_bias", "must have token ids for keys")
     return SamplingParams(
         **body.model_dump(include=_SAMPLING),
-        logit_bias=tuple((_token_id(key), bias) for key, bias in body.logit_bias.items()),
-        seed=seed_of(request_id) if body.seed is None else body.seed,
+        logit_bias=tuple((int(key), bias) for key, bias in body.logit_bias.items()),
+        seed=own if body.seed is None else body.seed,
     )
-
-
-def _left_out(body: SharedRequest) -> list[str]:
-    """Return the sampling parameters that a body leaves to the model; `top_p` 0 is greedy."""
-    given = body.model_fields_set | ({"temperature"} if body.top_p == 0 else set())
-    return [name for name in MODEL_DEFAULTS if name not in given]
 
 
 def _grammar(body: TextRequest, is_forced: bool) -> RequestOptions:
@@ -216,9 +211,3 @@ def _one_of(choices: Sequence[str], place: str) -> str:
     if (size := sum(map(len, choices))) > MAX_GRAMMAR_BYTES:
         raise refused(place, f"has {size} characters, but at most {MAX_GRAMMAR_BYTES} fit")
     return "|".join(f"({_SPECIAL.sub(lambda match: chr(92) + match[0], it)})" for it in choices)
-
-
-def _token_id(key: str) -> int:
-    if not _TOKEN_ID.fullmatch(key):
-        raise refused("logit_bias", "must have token ids for keys")
-    return int(key)

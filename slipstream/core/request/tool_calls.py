@@ -5,9 +5,10 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from slipstream.core.request.results import Result
-from slipstream.core.request.tools import Tool, ToolFormat, decoded_json
+from slipstream.core.request.tools import Tool, ToolFormat, decoded_json, escaped_json
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 9
@@ -16,6 +17,8 @@ _HEAD = re.compile(
     r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """Beginning of a call as models write it; one in another order is read when it is whole."""
+_KEYS = {"name", "arguments", "parameters", "id", "type"}
+"""Keys of a call; without others, one without arguments has none to give."""
 _NO_CALL = re.compile(r'\{\s*"(?!name"|arguments"|parameters"|id"|type")[^"]*"')
 """Beginning of JSON that is no call."""
 _KEY_MARKS, _HEAD_MARKS = 2, 5
@@ -80,12 +83,9 @@ def read_tool_calls(
     names = [tool.name for tool in tools]
     parser = ToolCallParser(None if is_forced else info.tool_format, names)
     pieces = [*parser.push(result.text), *parser.end()]
-    calls: dict[int, list[CallPiece]] = {}
-    for piece in pieces:
-        if isinstance(piece, CallPiece):
-            calls.setdefault(piece.index, []).append(piece)
-    found = []
-    for index, parts in calls.items():
+    found, own = [], [piece for piece in pieces if isinstance(piece, CallPiece)]
+    for index, group in groupby(own, lambda piece: piece.index):
+        parts = list(group)
         arguments = "".join(part.arguments for part in parts)
         found.append(ToolCall(call_id(info.request_id, index), str(parts[0].name), arguments))
     return "".join(it for it in pieces if isinstance(it, str)), tuple(found)
@@ -231,6 +231,8 @@ class ToolCallParser:
         if not isinstance(value, dict) or value.get("name") not in self._names:
             return None
         arguments = value.get("arguments", value.get("parameters"))
+        if arguments is None and value.keys() <= _KEYS:
+            arguments = {}
         if isinstance(arguments, str):
             arguments = decoded_json(arguments)
         if not isinstance(arguments, dict):
@@ -238,9 +240,10 @@ class ToolCallParser:
         return CallPiece(self._num_calls, value["name"], json.dumps(arguments, ensure_ascii=False))
 
     def _arguments(self, is_end: bool) -> _Pieces:
+        states = self._nesting.is_string, self._nesting.is_escaped
         end = self._nesting.end_of(self._rest, self._at)
         if arguments := self._rest[self._at : end or None]:
-            yield CallPiece(self._num_calls, None, arguments)
+            yield CallPiece(self._num_calls, None, escaped_json(arguments, *states))
         self._at += len(arguments)
         if end:
             self._nesting, self._read = _Nesting(depth=1), self._behind
@@ -266,7 +269,7 @@ class _Nesting:
     def __init__(self, depth: int = 0) -> None:
         self.depth, self.num_marks = depth, 0
         """Brackets and ends of strings so far."""
-        self._is_string = self._is_escaped = False
+        self.is_string = self.is_escaped = False
 
     def end_of(self, text: str, position: int) -> int:
         """Return the position behind the last bracket; 0 until it is there."""
@@ -276,15 +279,15 @@ class _Nesting:
 
     def next_mark(self, text: str, position: int) -> int:
         """Read from `position` on; return the position behind a bracket or a string, 0 for none."""
-        if self._is_escaped and position < len(text):
-            position, self._is_escaped = position + 1, False
-        while found := (_IN_STRING if self._is_string else _OUTSIDE).search(text, position):
+        if self.is_escaped and position < len(text):
+            position, self.is_escaped = position + 1, False
+        while found := (_IN_STRING if self.is_string else _OUTSIDE).search(text, position):
             position, char = found.end(), found[0]
             if char == "\\":
-                position, self._is_escaped = position + 1, position == len(text)
+                position, self.is_escaped = position + 1, position == len(text)
                 continue
-            self._is_string = char == '"' and not self._is_string
-            if not self._is_string:
+            self.is_string = char == '"' and not self.is_string
+            if not self.is_string:
                 self.depth += (char in "{[") - (char in "}]")
                 self.num_marks += 1
                 return position

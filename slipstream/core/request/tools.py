@@ -23,6 +23,7 @@ MAX_JSON_DEPTH = 64
 """Deepest nesting of objects and lists in schemas and in arguments of calls."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -156,9 +157,22 @@ def _containers(values: Iterable[Any]) -> list[Any]:
 def decoded_json(text: str) -> Any:
     """Return the value of JSON; None for a text that is none."""
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
+
+
+def escaped_json(text: str, is_string: bool, is_escaped: bool) -> str:
+    """Return a part of JSON, which may begin in a string, with the line breaks and other control
+    characters of strings escaped: models write them as they are."""
+    if not _CONTROL.search(text):
+        return text
+    found = []
+    for char in text:
+        found.append(json.dumps(char)[1:-1] if is_string and char < " " else char)
+        is_string ^= char == '"' and not is_escaped
+        is_escaped = char == "\\" and is_string and not is_escaped
+    return "".join(found)
 
 
 def calls_grammar(tools: Sequence[Tool], tool_format: ToolFormat | None) -> Grammar | None:

@@ -1,6 +1,9 @@
 """Every field of the table of bodies has the outcome that docs/compatibility.md states."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from reference.compatibility_page import BODIES, names
 from slipstream_gateway.errors import IGNORED, NEUTRAL
@@ -17,47 +20,8 @@ ROUTES = {
     "responses": ("/v1/responses", {"input": "hello", "max_output_tokens": 4, "store": False}),
 }
 FUNCTION = {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}
-HONOURED = {
-    name: values
-    for names_, values in {
-        "model": ("tiny", ""),
-        "messages": (HELLO,),
-        "prompt": ("x", [1, 2], ["x", "y"], [[1], [2, 3]], ["x", [1]]),
-        "input": ("x", HELLO),
-        "instructions": ("Be brief.", ""),
-        "min_p temperature top_p": (0, 1, 1.0, 0.5),
-        "top_k": (-1, 0, 0.0, 5, 5.0),
-        "presence_penalty frequency_penalty": (0, -2, 1.5),
-        "repetition_penalty": (1, 1.0, 1.2),
-        "logit_bias": ({}, [], {"5": 1}, {"5": -100.0}),
-        "seed": (0, -1, 1.0, -(2**63), 2**64 - 1),
-        "stop": ("", [], "a", ["", "b"]),
-        "stop_token_ids": ([], [5]),
-        "stream ignore_eos echo allow_special_tokens store parallel_tool_calls"
-        " stream_options.include_usage stream_options.continuous_usage_stats": (False, True),
-        "max_tokens max_output_tokens min_tokens n": (2, 2.0),
-        "chat_template_kwargs": ({}, {"enable_thinking": False, "x": [1]}),
-        "reasoning_effort reasoning.effort": ("none", "low", "other"),
-        "enable_thinking think reasoning.enabled": (False, True),
-        "thinking.type": ("enabled", "disabled", "adaptive"),
-        "guided_json json_schema": ({}, {"type": "integer"}),
-        "guided_regex regex": ("", "[0-9]"),
-        "guided_choice": ([], ["a", "b"]),
-        "best_of": (1,),
-        "with_rounds continue_final_message": (False,),
-        "add_generation_prompt": (True,),
-        "logprobs": (False, 0),
-        "top_logprobs": (0,),
-        "tools functions": ([],),
-        "metadata": ({}, {"a": "b"}),
-        "tool_choice function_call": ("auto", "none", {"type": "auto"}, {"type": "none"}),
-        "include": ([], ["reasoning.encrypted_content"], ["message.output_text.logprobs"]),
-        "previous_response_id": ("",),
-        "add_special_tokens": (),
-    }.items()
-    for name in names_.split()
-}
-"""Values of honoured fields that stand alone; the parts of the others have tests of their own."""
+GIVEN = yaml.safe_load(Path(__file__).with_name("honoured.yaml").read_text())
+HONOURED = {name: values for names_, values in GIVEN.items() for name in names_.split()}
 OTHERS = ("speculation.", "response_format.", "structured_outputs.", "text.format.")
 NOWHERE = {"a": ["value"], "that": ["is", 77]}
 

@@ -162,6 +162,18 @@ def test_a_call_in_another_order_is_read_when_it_is_whole(call):
         assert read(None, parts) == ("", [("f", '{"x": 1}')])
 
 
+def test_a_call_without_arguments_has_none_and_line_breaks_in_texts_are_written_as_json_has_them():
+    for call in ('{"name": "f"}', '{"id": "1", "name": "f", "arguments": null}'):
+        assert read(HERMES, [*f"<tool_call>{call}</tool_call>"]) == ("", [("f", "{}")])
+    text = '{"name": "f", "arguments": {\n "x": "a\n\\"\tb\\\\"}}'
+    for size in (1, 2, 3, 5, len(text)):
+        told, ((_, arguments),) = read(
+            None, [text[at : at + size] for at in range(0, len(text), size)]
+        )
+        assert (told, json.loads(arguments)) == ("", {"x": 'a\n"\tb\\'})
+    assert read(HERMES, ['<tool_call>{"name": "f", "x": 1}'])[1] == []
+
+
 def test_a_call_that_is_cut_off_has_the_arguments_so_far():
     assert read(None, ['{"name": "f", "arguments": {"x": "ye']) == ("", [("f", '{"x": "ye')])
 
