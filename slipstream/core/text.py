@@ -59,16 +59,24 @@ class TextStream:
     """Turns one request's tokens into text, as they come."""
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), *, num_sent: int = 0
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        *,
+        num_sent: int = 0,
+        before: Sequence[int] = (),
     ) -> None:
         """`num_sent` leading tokens, and their text, were emitted before: they are taken in, but
-        not emitted again."""
+        not emitted again. The text goes on from tokens `before` it, if any: some decoders drop the
+        first space of a text."""
         check_stop_strings(stop)
         self._decode = decode
         self._stop = tuple(stop)
         self._longest_stop = max(map(len, stop), default=0)
-        self._tokens: list[int] = []
-        self._ends: list[int] = []
+        before = before[-_MAX_CHARACTER:]
+        self._tokens = [] if decode(before).endswith(_INCOMPLETE) else list(before)
+        self._num_before = len(self._tokens)
+        self._ends = [0] * self._num_before
         """Length of the text up to each settled token; a settled token's text is complete."""
         self._text = ""
         self._begin = 0
@@ -77,12 +85,12 @@ class TextStream:
         """Start of decoding: some decoders render a token by the one before it."""
         self._num_open = 0
         """Characters that decoding the settled tokens gives for a character they only begin."""
-        self._num_sent = num_sent
+        self._num_sent = self._num_before + num_sent
 
     @property
     def num_tokens(self) -> int:
         """Tokens taken in: those behind a stop string never are."""
-        return len(self._tokens)
+        return len(self._tokens) - self._num_before
 
     def push(self, tokens: Sequence[int]) -> Piece:
         """Take final tokens in; what can be emitted of them and of those held back."""
@@ -119,7 +127,9 @@ class TextStream:
         text = self._decode(self._tokens[start:])
         num_known = len(known) - self._num_open
         if not text.endswith(_INCOMPLETE) or is_last:
-            self._context, self._num_open = num_settled, 0
+            if len(text) > num_known or end - start > _BLOCK:  # a context without text is none
+                self._context = num_settled
+            self._num_open = 0
         elif end - num_settled < _MAX_CHARACTER:
             return False
         else:

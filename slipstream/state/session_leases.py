@@ -200,7 +200,7 @@ def replayed(
     seed = generation.ask.sampling.seed
     length, tool_format = request.num_prompt_tokens, model.tool_format
     info = PromptInfo(request.request_id, record.model, seed, length, tool_format)
-    piece = _rest(generation, output, detokenise)
+    piece = _rest(generation, record, detokenise)
     # What is kept are tokens, not the rounds that they came from.
     unknown = (None,) * len(piece.tokens)
     origins = unknown if generation.ask.with_origins else ()
@@ -209,12 +209,14 @@ def replayed(
 
 
 def _rest(
-    generation: Generation, output: Sequence[int], detokenise: Callable[[Sequence[int]], str]
+    generation: Generation, record: Record, detokenise: Callable[[Sequence[int]], str]
 ) -> Piece:
-    if generation.num_received == len(output):
+    ask, num_sent = generation.ask, generation.num_received
+    if num_sent == len(record.output):
         return Piece("", ())
-    stream = TextStream(detokenise, generation.ask.stop, num_sent=generation.num_received)
-    piece = stream.push(output)
+    before = record.tokens[: record.turn.num_prompt_tokens] if ask.form.goes_on else ()
+    stream = TextStream(detokenise, ask.stop, num_sent=num_sent, before=before)
+    piece = stream.push(record.output)
     return piece if piece.is_stopped else joined((piece, stream.finish()))
 
 

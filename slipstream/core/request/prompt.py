@@ -65,6 +65,11 @@ class PromptForm:
         check_tools(self.tools)
         check_unicode(self.chat_template_kwargs, "chat_template_kwargs")
 
+    @property
+    def goes_on(self) -> bool:
+        """Return whether an answer goes on within the prompt's last text."""
+        return self.raw or self.continue_final
+
 
 PLAIN_FORM = PromptForm()
 

@@ -160,7 +160,8 @@ class Request:
     """A checked request: token ids, limits and settings, and what is known of it.
 
     `tokens` are those before its output; `past` is the output that is final already, and the
-    caller holds `num_received` tokens of the whole output.
+    caller holds `num_received` tokens of the whole output, which with `goes_on` is within the text
+    of the last of `tokens`.
     """
 
     session: Session
@@ -172,6 +173,7 @@ class Request:
     num_received: int = 0
     with_origins: bool = False
     with_rounds: bool = False
+    goes_on: bool = False
 
 
 def make_request(
@@ -211,7 +213,7 @@ def make_request(
     )
     names = (ask.request_id, model.model_id, ask.sampling.seed)
     info = PromptInfo(*names, len(tokens), model.tool_format)
-    shown = (ask.with_origins, ask.with_rounds)
+    shown = (ask.with_origins, ask.with_rounds, ask.form.goes_on)
     return Request(session, tuple(tokens), settings, info, ask.stop, (), 0, *shown)
 
 

@@ -136,6 +136,25 @@ def test_bytes_that_are_never_a_character_are_streamed_as_sentencepiece_decodes_
     assert "".join(piece.text for piece in pieces) == fall_back(tokens) == "\ufffd" * 50
 
 
+PIECES = ["▁one", "▁two", "", "<0xC3>", "<0xA9>", "ly"]  # an empty one is not shown
+WORDS = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+WORDS = decoders.Sequence([*WORDS, decoders.Strip(" ", 1, 0)])
+
+
+def decode_words(tokens: Sequence[int]) -> str:
+    """A tokenizer that drops the first space of a text."""
+    return WORDS.decode([PIECES[token] for token in tokens if PIECES[token]])
+
+
+@pytest.mark.parametrize("cut", [1, 2, 4, 5, 6, 7])
+def test_text_that_goes_on_from_a_text_is_the_rest_of_the_whole(cut):
+    tokens = [0, 1, 3, 4, 2, 1, 5, 2, 2, 0]
+    pieces = streamed_one_by_one(decode_words, tokens[cut:], before=tokens[:cut])
+    rest = "".join(piece.text for piece in pieces)
+    assert decode_words(tokens[:cut]) + rest == decode_words(tokens) == "one twoé twoly one"
+    assert [token for piece in pieces for token in piece.tokens] == tokens[cut:]
+
+
 @pytest.mark.parametrize("token", [0, 1, 4, 11, 12, 13])
 @pytest.mark.parametrize("size", [1, 4000])
 def test_the_work_for_a_token_does_not_grow_with_the_bytes_before_it(token, size):

@@ -15,6 +15,7 @@ from slipstream.core.request.origins import (
     origins_of,
     round_tree,
 )
+from slipstream.core.request.prompt import PromptForm
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.round import Round
@@ -134,6 +135,19 @@ def test_of_a_request_that_goes_on_the_old_tokens_say_nothing(models, num_past, 
     num_old = max(num_past - num_received, 0)
     assert origins[:num_old] == [None] * num_old
     assert None not in origins[num_old:]
+
+
+class Words:
+    """Words with spaces before them, of which a text drops the first."""
+
+    def decode(self, ids):
+        return "".join(f" {token}" for token in ids)[1:]
+
+
+@pytest.mark.parametrize("own", [{}, {"raw": True}, {"continue_final": True}])
+def test_an_answer_goes_on_within_a_raw_text_and_a_message_that_is_continued(models, own):
+    ask = Ask(max_tokens=3, form=PromptForm(**own))
+    assert collected(run_of(models, ask, text=Words())).text.startswith(" ") is bool(own)
 
 
 class Letters:
