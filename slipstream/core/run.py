@@ -67,9 +67,7 @@ class Run:
         """Times of replies, by the fields of `Timings`."""
         num_past, num_sent = len(request.past), request.num_received
         before = request.tokens if request.goes_on else ()
-        self._stream = TextStream(
-            self.text.decode, request.stop, num_sent=num_sent, before=before
-        )
+        self._stream = TextStream(self.text.decode, request.stop, num_sent=num_sent, before=before)
         self._past = self._stream.push(request.past)
         self._unsent_rounds: list[RoundTree] = []
         """Rounds whose tokens are not sent yet."""

@@ -22,7 +22,7 @@ from slipstream.models.format.architecture import Architecture, parse
 from slipstream.models.format.families import account_fields, require_harmless
 from slipstream.models.format.folder import PICKLED, reading, shown
 from slipstream.models.format.resolve import resolve_head
-from slipstream.models.format.safetensors_file import Safetensors
+from slipstream.models.format.safetensors_file import WHOLE, Safetensors
 from slipstream.models.glide.glide_config import CONFIG_NAME, EagleConfig, default_layers
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.native.library import NotNative
@@ -163,9 +163,9 @@ def _vocab(
     or `t2d`, a mark for each id that has one."""
     found = [np.arange(config.vocab_size)] if config.head_size == config.vocab_size else []
     if T2D in names:
-        found.append(np.flatnonzero(files.numbers(names[T2D])))
+        found.append(np.flatnonzero(files.tensor(names[T2D], WHOLE)))
     if D2T in names:
-        found.append(files.numbers(names[D2T]) + np.arange(config.head_size))
+        found.append(files.tensor(names[D2T], WHOLE) + np.arange(config.head_size))
     if not found:
         raise WeightsError(f"{folder} has {config.head_size} columns, but neither d2t nor t2d")
     vocab = found[-1].astype(np.int64)

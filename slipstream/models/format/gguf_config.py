@@ -4,19 +4,25 @@ Every field under the architecture's name is read, at a value that changes nothi
 its name. Tables in gguf.json say what is read of which architecture.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.format.gguf_file import TABLES, GgufFile
-from slipstream.models.format.gguf_tokenizer import of_kind, turn_ends
+from slipstream.models.format.gguf_file import MAX_LAYERS, TABLES, GgufFile
+from slipstream.models.format.gguf_tokenizer import (
+    CONTROL,
+    USER_DEFINED,
+    GgufFields,
+    TokenizerFields,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
     """Contents of an architecture's files. `model_type` is transformers' name, `numbers` names
-    further fields and what config.json calls them, `layer_tensors` the names of a layer's tensors.
+    further fields and what config.json calls them, `layer_tensors` the names of a layer's tensors,
+    `flags` fields that turn off what the model needs.
 
     `in_pairs`: rows of queries and keys that are rotated together are neighbours; `adds_one`:
     norms are stored with the 1 that the model adds; `windowed` is the name where layers have
@@ -26,6 +32,7 @@ class GgufFamily:
     model_type: str
     layer_tensors: Mapping[str, str]
     numbers: Mapping[str, str] = field(default_factory=dict)
+    flags: Sequence[str] = ()
     in_pairs: bool = False
     adds_one: bool = False
     windowed: str | None = None
@@ -43,6 +50,8 @@ _ORIGINAL = "original_max_position_embeddings"
 _PERIOD, _LARGEST = 6, 62
 """Gemma 3: period of layers without a window; layers of the largest model, the one whose
 queries are scaled by other than the size of a head."""
+_TURN_ENDS, _HARMONY_ENDS = set(TABLES["turn_ends"]), set(TABLES["harmony_ends"])
+"""Control tokens that end a turn, also in files that have no field for them."""
 _SCALING_KINDS = ("none", "linear", "yarn", "longrope")
 _UNSET: tuple[object, ...] = (0, False, "", [])
 """Values at which any field changes nothing."""
@@ -63,14 +72,15 @@ def read_config(file: GgufFile) -> dict[str, Any]:
             f" read are {', '.join(FAMILIES)}"
         )
     fields = _Fields(file, name)
-    found = _sizes(fields) | _attention(fields) | _tokens(fields)
+    found = _sizes(fields) | _attention(fields)
+    found["eos_token_id"] = turn_ends(file) or None
     for theirs, ours in fields.family.numbers.items():
-        if value := fields.read(theirs, float, 0.0):
+        if value := fields.get(theirs, float, 0.0):
             found[ours] = value
         elif ours == "attention_multiplier":
-            raise fields.refused(theirs, value, "but must be another number")
+            raise fields.refused(theirs, "but must be another number")
     if name == "phi3":
-        length = fields.read("rope.scaling.original_context_length", int, 0)
+        length = fields.get("rope.scaling.original_context_length", int, 0)
         longest = found["max_position_embeddings"]
         found[_ORIGINAL] = length or longest
     if name == "gemma3":
@@ -81,39 +91,18 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     return found
 
 
-class _Fields:
-    """The fields under the architecture's name, and which of them were read."""
+class _Fields(GgufFields):
+    """The fields under the architecture's name."""
 
     def __init__(self, file: GgufFile, name: str) -> None:
-        self.file, self.name, self.family = file, name, FAMILIES[name]
-        self._prefix = f"{name}."
-        self._left = {
-            key.removeprefix(self._prefix): value
-            for key, value in file.fields.items()
-            if key.startswith(self._prefix)
-            and key.removeprefix(self._prefix) not in TABLES["no_effect"]
-        }
-
-    def read(self, name: str, kind: type, *default: Any) -> Any:
-        """Return a field of a type, or the default; of a list by layers the number that all have.
-
-        Raises `WeightsError` for a field without either, of another type, or not the same for all
-        layers.
-        """
-        if name not in self._left and not default:
-            raise WeightsError(f"{self.file.name} lacks {self._prefix}{name}")
-        value = self._left.pop(name, *default)
-        if isinstance(value, list) and value and value == value[:1] * len(value):
-            value = value[0]
-        if (found := of_kind(value, kind)) is None:
-            raise self.refused(name, value, f"but must be of the type {kind.__name__}")
-        return found
+        super().__init__(file, f"{name}.")
+        self.name, self.family = name, FAMILIES[name]
 
     def count(self, name: str, *default: int) -> int:
-        """Return a number above 0. Raises `WeightsError` as `read` does."""
-        value: int = self.read(name, int, *default)
+        """Return a number above 0. Raises `WeightsError` as `get` does."""
+        value: int = self.get(name, int, *default)
         if value < 1:
-            raise self.refused(name, value, "but must be above 0")
+            raise self.refused(name, "but must be above 0")
         return value
 
     def factors(self, name: str) -> list[float] | None:
@@ -127,40 +116,37 @@ class _Fields:
 
     def check_all_read(self) -> None:
         """Raise `WeightsError` for a field that was not read and may change an answer."""
-        for name, value in self._left.items():
-            if not any(value == it for it in (*_UNSET, *TABLES["neutral"].get(name, ()))):
-                raise self.refused(name, value, f"which is not supported for {self.name}")
-
-    def refused(self, name: str, value: object, reason: str) -> WeightsError:
-        """Return the error for a field."""
-        return WeightsError(f"{self.file.name} has {self._prefix}{name} of {value!r:.40}, {reason}")
+        for name, value in self.given.items():
+            is_known = name in self.names_read or name in TABLES["no_effect"]
+            if not is_known and value not in (*_UNSET, *TABLES["neutral"].get(name, ())):
+                raise self.refused(name, f"which is not supported for {self.name}")
 
 
 def _sizes(fields: _Fields) -> dict[str, Any]:
     embedding = fields.file.tensors.get("token_embd.weight")
     if embedding is None:
         raise WeightsError(f"the weights in {fields.file.name} lack token_embd.weight")
-    found: dict[str, Any] = {
+    return {
         "model_type": fields.family.model_type,
         "hidden_size": fields.count("embedding_length"),
         "intermediate_size": fields.count("feed_forward_length"),
-        "num_hidden_layers": fields.count("block_count"),
+        "num_hidden_layers": fields.get("block_count", int),
         "max_position_embeddings": fields.count("context_length"),
-        "rms_norm_eps": fields.read("attention.layer_norm_rms_epsilon", float),
+        "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon", float),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in fields.file.tensors,
     }
-    return found
 
 
 def _attention(fields: _Fields) -> dict[str, Any]:
     heads = fields.count("attention.head_count")
-    hidden: int = fields.file.fields[f"{fields.name}.embedding_length"]
+    hidden = fields.count("embedding_length")
     dim = fields.count("attention.key_length", max(hidden // heads, 1))
-    if (value := fields.count("attention.value_length", dim)) != dim:
-        raise fields.refused("attention.value_length", value, f"but keys have {dim}")
-    if not fields.read("attention.causal", bool, True):
-        raise fields.refused("attention.causal", False, "but only causal attention is supported")
+    if fields.count("attention.value_length", dim) != dim:
+        raise fields.refused("attention.value_length", f"but keys have {dim}")
+    for flag in ("attention.causal", *fields.family.flags):
+        if not fields.get(flag, bool, True):
+            raise fields.refused(flag, "but must be true")
     found: dict[str, Any] = {
         "num_attention_heads": heads,
         "num_key_value_heads": fields.count("attention.head_count_kv", heads),
@@ -168,34 +154,41 @@ def _attention(fields: _Fields) -> dict[str, Any]:
     }
     if fields.family.windowed is None:
         return found
-    if window := fields.read("attention.sliding_window", int, 0):
+    if window := fields.get("attention.sliding_window", int, 0):
         found["sliding_window"] = window
         found["model_type"] = fields.family.windowed
     return found
 
 
-def _tokens(fields: _Fields) -> dict[str, Any]:
-    ends = turn_ends(fields.file)
-    found: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
-    for config, role in (("bos", "bos"), ("pad", "padding")):
-        number = fields.file.fields.get(f"tokenizer.ggml.{role}_token_id")
-        found[f"{config}_token_id"] = number if isinstance(number, int) else None
-    return found
+def turn_ends(file: GgufFile) -> list[int]:
+    """Return the ids that end a turn: those of the fields for ends of text, turn and message, and
+    added tokens with the usual names but the unknown token; `</s>` of users is HTML's."""
+    fields = TokenizerFields(file)
+    roles = ("eos", "eot", "eom", "unknown")
+    *ids, unknown = (fields.get(f"{role}_token_id", int, None) for role in roles)
+    added = fields.numbers(USER_DEFINED)
+    added.pop("</s>", None)
+    added |= fields.numbers(CONTROL)
+    names = _TURN_ENDS & added.keys()
+    if len(_HARMONY_ENDS & names) > 1:  # where <|end|> ends a message within a turn
+        names -= {"<|end|>"}
+    named = {added[token] for token in names}
+    return sorted((named - {unknown}).union(it for it in ids if it is not None))
 
 
 def _rope(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary parameters of all layers, in the style of transformers 5."""
     rope: dict[str, Any] = {
         "rope_type": "default",
-        "rope_theta": fields.read("rope.freq_base", float, 10000.0),
+        "rope_theta": fields.get("rope.freq_base", float, 10000.0),
     }
     dim = config["head_dim"]
     if (width := fields.count("rope.dimension_count", dim)) != dim:
         if fields.name != "phi3":
-            raise fields.refused("rope.dimension_count", width, f"but heads have {dim}")
+            raise fields.refused("rope.dimension_count", f"but heads have {dim}")
         rope["partial_rotary_factor"] = width / dim
     rope |= _scaling(fields)
-    if length := fields.read("rope.scaling.original_context_length", int, 0):
+    if length := fields.get("rope.scaling.original_context_length", int, 0):
         rope |= {} if rope["rope_type"] == "default" else {_ORIGINAL: length}
     if fields.name == "phi3" or rope["rope_type"] == "longrope":
         rope |= _long_factors(fields, config, rope)
@@ -203,23 +196,23 @@ def _rope(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(fields: _Fields) -> dict[str, Any]:
-    older = fields.read("rope.scale_linear", float, 0.0)
-    factor = fields.read("rope.scaling.factor", float, older)
-    kind = fields.read("rope.scaling.type", str, "linear" if factor else "none")
+    older = fields.get("rope.scale_linear", float, 0.0)
+    factor = fields.get("rope.scaling.factor", float, older)
+    kind = fields.get("rope.scaling.type", str, "linear" if factor else "none")
     if kind not in _SCALING_KINDS:
         known = ", ".join(_SCALING_KINDS)
-        raise fields.refused("rope.scaling.type", kind, f"but must be one of {known}")
+        raise fields.refused("rope.scaling.type", f"but must be one of {known}")
     if kind == "longrope" and factor not in (0.0, 1.0):
-        raise fields.refused("rope.scaling.factor", factor, "but longrope has factors in tensors")
+        raise fields.refused("rope.scaling.factor", "but longrope has factors in tensors")
     if kind == "none" or factor in (0.0, 1.0):
         return {"rope_type": kind} if kind == "longrope" else {}
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         for name in ("beta_fast", "beta_slow"):
-            if value := fields.read(f"rope.scaling.yarn_{name}", float, 0.0):
+            if value := fields.get(f"rope.scaling.yarn_{name}", float, 0.0):
                 scaling[name] = value
-        if (mix := fields.read(name := "rope.scaling.yarn_ext_factor", float, 1.0)) not in (-1, 1):
-            raise fields.refused(name, mix, "but yarn is computed with 1.0")
+        if fields.get(name := "rope.scaling.yarn_ext_factor", float, 1.0) not in (-1, 1):
+            raise fields.refused(name, "but yarn is computed with 1.0")
     return scaling
 
 
@@ -233,7 +226,7 @@ def _long_factors(
         return {}
     if short is None:
         raise WeightsError(f"the weights in {fields.file.name} lack {LONG_FACTORS[0]}.weight")
-    scale = fields.read("rope.scaling.attn_factor", float, 0.0)
+    scale = fields.get("rope.scaling.attn_factor", float, 0.0)
     return {
         "rope_type": "longrope",
         "short_factor": short,
@@ -245,11 +238,11 @@ def _long_factors(
 
 def _alternating(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of Gemma 3: windows and rotary embeddings of two kinds of layers."""
-    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    period = fields.read("attention.sliding_window_pattern", int, _PERIOD)
-    theta = fields.read("rope.freq_base_swa", float, 10000.0)
+    layers, heads = min(config["num_hidden_layers"], MAX_LAYERS), config["num_attention_heads"]
+    period = fields.get("attention.sliding_window_pattern", int, _PERIOD)
+    theta = fields.get("rope.freq_base_swa", float, 10000.0)
     if "sliding_window" not in config:
-        raise fields.refused("attention.sliding_window", None, "but must be above 0")
+        raise fields.refused("attention.sliding_window", "but must be above 0")
     kinds = ("sliding_attention", "full_attention")
     dim = config["hidden_size"] // heads if layers == _LARGEST else config["head_dim"]
     return {

@@ -27,7 +27,7 @@ from slipstream.models.format.gguf_file import TABLES, GgufFile
 from slipstream.text.template import default_template
 from slipstream.text.tokenizer import TextTokenizer
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_NORMAL, _UNKNOWN, CONTROL, USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Token types. Control tokens are special; those that users define are found before merging."""
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _KNOWN = {*TABLES["read"], *TABLES["without_effect"]}
@@ -36,8 +36,6 @@ _TEMPLATE = "tokenizer.chat_template"
 _MARKED = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_turn>|<end_of_utterance>")
 """Names of control tokens, also where files have no types or call them plain."""
 _WITH_SPACES = {"<unk>", "<s>", "<|endoftext|>"}
-_TURN_ENDS = set(TABLES["turn_ends"])
-"""Control tokens that end a turn, also in files that have no field for them."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -88,41 +86,53 @@ def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
     return _assembled(file, fields, kinds[kind](fields))
 
 
-def turn_ends(file: GgufFile) -> list[int]:
-    """Return the ids that end a turn: those of the fields for ends of text, turn and message, and
-    added tokens with the usual names but the unknown token; `</s>` of users is HTML's."""
-    fields = TokenizerFields(file)
-    roles = ("eos", "eot", "eom", "unknown")
-    *ids, unknown = (fields.get(f"{role}_token_id", int, None) for role in roles)
-    added = fields.numbers(_USER_DEFINED)
-    added.pop("</s>", None)
-    added |= fields.numbers(_CONTROL)
-    named = {added[token] for token in _TURN_ENDS & added.keys()}
-    return sorted((named - {unknown}).union(it for it in ids if it is not None))
+class GgufFields:
+    """The fields of a GGUF file whose names begin with `prefix`."""
+
+    def __init__(self, file: GgufFile, prefix: str) -> None:
+        self.file, self.prefix = file, prefix
+        self.given = {
+            name.removeprefix(prefix): value
+            for name, value in file.fields.items()
+            if name.startswith(prefix)
+        }
+        self.names_read: set[str] = set()
+
+    def get(self, name: str, kind: type, *default: Any) -> Any:
+        """Return a field of a type, or the default; of a list by layers the number that all have.
+
+        Files also have 0 and 1 for flags, and whole numbers for others. Raises `WeightsError` for a
+        field without either, of another type, or not the same for all layers.
+        """
+        self.names_read.add(name)
+        if name not in self.given:
+            if default:
+                return default[0]
+            raise WeightsError(f"{self.file.name} lacks {self.prefix}{name}")
+        value = self.given[name]
+        if kind is not list and isinstance(value, list) and value == value[:1] * len(value):
+            value = value[0] if value else value
+        if isinstance(value, int) and (kind is float or (kind is bool and value in (0, 1))):
+            value = kind(value)
+        is_number = kind is not float or (isinstance(value, float) and math.isfinite(value))
+        is_whole = kind is not int or not isinstance(value, bool)
+        if not (isinstance(value, kind) and is_number and is_whole):
+            raise self.refused(name, f"but must be of the type {kind.__name__}")
+        return value
+
+    def refused(self, name: str, reason: str) -> WeightsError:
+        """Return the error for a field."""
+        value = self.given.get(name)
+        return WeightsError(f"{self.file.name} has {self.prefix}{name} of {value!r:.40}, {reason}")
 
 
-def of_kind(value: Any, kind: type) -> Any:
-    """Return the value of a field as one of a type, None for one of another. Files also have 0 and
-    1 for flags, and whole numbers for others."""
-    if isinstance(value, int) and (kind is float or (kind is bool and value in (0, 1))):
-        value = kind(value)
-    is_number = kind is not float or (isinstance(value, float) and math.isfinite(value))
-    is_whole = kind is not int or not isinstance(value, bool)
-    return value if isinstance(value, kind) and is_number and is_whole else None
-
-
-class TokenizerFields:
+class TokenizerFields(GgufFields):
     """The fields under `tokenizer.` of a GGUF file."""
 
     def __init__(self, file: GgufFile) -> None:
         """Raise `WeightsError` for a field that is not read and may change a token."""
-        self._file = file
-        self._given = {
-            name.removeprefix("tokenizer.ggml."): value
-            for name, value in file.fields.items()
-            if name.startswith("tokenizer.ggml.")
-        }
-        for name, value in self._given.items():
+        super().__init__(file, "tokenizer.ggml.")
+        for name, value in self.given.items():
             if name not in _KNOWN and value not in (False, "", []):
                 raise self.refused(name, "which is not supported")
         if "tokenizer.rwkv.world" in file.fields:
@@ -135,7 +145,7 @@ class TokenizerFields:
         if len(types) != len(given):
             raise WeightsError(f"{file.name} has {len(given)} tokens, but {len(types)} token types")
         self.types: list[int] = [
-            _CONTROL if kind == _NORMAL and _MARKED.fullmatch(token) else kind
+            CONTROL if kind == _NORMAL and _MARKED.fullmatch(token) else kind
             for token, kind in zip(self.tokens, types, strict=True)
         ]
         end, table = len(self.tokens), file.tensors.get("token_embd.weight")
@@ -151,16 +161,6 @@ class TokenizerFields:
             token, count = Counter(self.tokens).most_common(1)[0]
             raise WeightsError(f"{file.name} has the token {token!r:.40} {count} times")
 
-    def get(self, name: str, kind: type, *default: Any) -> Any:
-        """Return a field of a type, or the default. Raises `WeightsError` without either."""
-        if name not in self._given:
-            if default:
-                return default[0]
-            raise WeightsError(f"{self._file.name} lacks tokenizer.ggml.{name}")
-        if (value := of_kind(self._given[name], kind)) is None:
-            raise self.refused(name, f"but must be of the type {kind.__name__}")
-        return value
-
     def numbers(self, *kinds: int) -> dict[str, int]:
         """Return the tokens of these types, with their ids."""
         typed = enumerate(zip(self.tokens, self.types, strict=True))
@@ -170,15 +170,8 @@ class TokenizerFields:
         """Return the pairs that are merged, the first ones first."""
         pairs = [merge.partition(" ")[::2] for merge in self._strings("merges")]
         if odd := [one + other for one, other in pairs if not (one and other)]:
-            raise WeightsError(f"{self._file.name} has a merge {odd[0]!r:.40}, which is no pair")
-        return pairs
-
-    def refused(self, name: str, reason: str) -> WeightsError:
-        """Return the error for a field."""
-        value = self._given.get(name)
-        return WeightsError(
-            f"{self._file.name} has tokenizer.ggml.{name} of {value!r:.40}, {reason}"
-        )
+            raise WeightsError(f"{self.file.name} has a merge {odd[0]!r:.40}, which is no pair")
+        return list(dict.fromkeys(pairs))  # of two the first is meant
 
     def _strings(self, name: str) -> list[str]:
         value: list[str] = self.get(name, list)
@@ -196,7 +189,14 @@ def _byte_level(fields: TokenizerFields) -> Tokenizer:
     backend = Tokenizer(model)
     if split.is_nfc:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _pre_tokenizer(split)
+    parts: list[Any] = []
+    if split.digits:
+        parts.append(pre_tokenizers.Digits(individual_digits=True))
+    if split.pattern is not None:
+        parts.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
+    is_gpt2 = split.pattern is None
+    parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -206,17 +206,6 @@ def _split(fields: TokenizerFields) -> _Split:
     if name not in _SPLITS:
         raise fields.refused("pre", f"but only {', '.join(_SPLITS)} can be read")
     return _SPLITS[name]
-
-
-def _pre_tokenizer(split: _Split) -> Any:
-    parts: list[Any] = []
-    if split.digits:
-        parts.append(pre_tokenizers.Digits(individual_digits=True))
-    if split.pattern is not None:
-        parts.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
-    is_gpt2 = split.pattern is None
-    parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
-    return pre_tokenizers.Sequence(parts)
 
 
 def _sentence_pieces(fields: TokenizerFields) -> Tokenizer:
@@ -257,9 +246,10 @@ def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[
 
 
 def _assembled(file: GgufFile, fields: TokenizerFields, backend: Tokenizer) -> TextTokenizer:
-    special, named = fields.numbers(_CONTROL, _UNKNOWN), fields.numbers(_USER_DEFINED)
+    special, named = fields.numbers(CONTROL, _UNKNOWN), fields.numbers(USER_DEFINED)
     # Phi-3 reads no spaces and line breaks behind most of them, which no field says.
-    is_phi = (file.fields["general.architecture"], fields.get("model", str)) == ("phi3", "llama")
+    is_bpe = fields.get("model", str) == "gpt2"
+    is_phi = file.fields["general.architecture"] == "phi3" and not is_bpe
     stripped = special.keys() - _WITH_SPACES if is_phi else ()
     backend.add_special_tokens(
         [AddedToken(token, special=True, rstrip=token in stripped) for token in special]
@@ -271,7 +261,7 @@ def _assembled(file: GgufFile, fields: TokenizerFields, backend: Tokenizer) -> T
         for role, number in roles.items()
         if number is not None and 0 <= number < len(fields.tokens)
     }
-    if _adds_bos(fields):
+    if fields.get("add_bos_token", bool, not is_bpe or _split(fields).bos):
         if "bos_token" not in names:
             fields.get(name := "bos_token_id", int)
             raise fields.refused(name, "which is no token, but texts begin with it")
@@ -293,8 +283,3 @@ def _chat_template(file: GgufFile) -> str:
     if odd := [text for text in found.values() if not isinstance(text, str)]:
         raise WeightsError(f"{file.name} has a chat template {odd[0]!r:.40}, which is no text")
     return default_template(found)
-
-
-def _adds_bos(fields: TokenizerFields) -> bool:
-    is_bpe = fields.get("model", str) == "gpt2"
-    return bool(fields.get("add_bos_token", bool, _split(fields).bos if is_bpe else True))

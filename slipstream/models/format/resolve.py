@@ -63,7 +63,8 @@ def find_local(name: str, *, settings: EnvironmentSettings | None = None) -> Pat
     hub_id = known.hub_id if known else name
     if hub_id and is_hub_id(hub_id) and (path := cached_snapshot(hub_id)):
         return path
-    hint = "run `slipstream models pull`" if known or is_hub_id(name) else _names()
+    own = f"known names are {', '.join(CATALOG)}, anything else is a path or OWNER/NAME[@REVISION]"
+    hint = "run `slipstream models pull`" if known or is_hub_id(name) else f"{own} of the hub"
     raise ModelNotFound(f"the model {name!r} is not on this machine; {hint}")
 
 
@@ -212,8 +213,3 @@ def convert(gguf: Path, into: Path) -> None:
         write_json(into / TOKENIZER_CONFIG, roles)
         if parts.chat_template:
             (into / TEMPLATE).write_text(parts.chat_template, encoding="utf-8")
-
-
-def _names() -> str:
-    known = ", ".join(CATALOG)
-    return f"known names are {known}, anything else is a path or OWNER/NAME[@REVISION] of the hub"

@@ -19,12 +19,10 @@ _PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bf
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _SCALE = np.dtype(ml_dtypes.float8_e8m0fnu)
 """Type of scales that are powers of two."""
-_TYPES: Mapping[str, np.dtype[Any]] = {**_PLAIN, "F8_E4M3": FP8, "F8_E8M0": _SCALE}
-_WHOLE: Mapping[str, np.dtype[Any]] = {
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "BOOL": np.dtype(np.bool_),
-}
+_Types = Mapping[str, np.dtype[Any]]
+_TYPES: _Types = {**_PLAIN, "F8_E4M3": FP8, "F8_E8M0": _SCALE}
+WHOLE: _Types = {"I64": np.dtype("i8"), "I32": np.dtype("i4"), "BOOL": np.dtype("?")}
+"""Types of whole numbers and flags."""
 
 
 class _Place(NamedTuple):
@@ -69,16 +67,8 @@ class Safetensors:
             if "F" not in (kind := self._places[name].type):
                 raise WeightsError(f"{name} in {self.folder} is quantised ({kind}), unknown how")
 
-    def tensor(self, name: str) -> Array:
-        """Return a tensor in place. Raises `WeightsError` for a type that is neither plain nor
-        FP8."""
-        return self._read(name, _TYPES)
-
-    def numbers(self, name: str) -> Array:
-        """Return a tensor of whole numbers or flags in place. Raises `WeightsError` for another."""
-        return self._read(name, _WHOLE)
-
-    def _read(self, name: str, types: Mapping[str, np.dtype[Any]]) -> Array:
+    def tensor(self, name: str, types: _Types = _TYPES) -> Array:
+        """Return a tensor in place. Raises `WeightsError` for one of another type than these."""
         place = self._places[name]
         if place.type not in types:
             raise WeightsError(f"{name} in {place.path} has the type {place.type}")

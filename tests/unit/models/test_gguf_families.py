@@ -41,7 +41,7 @@ FILES = {
     "qwen3": ("qwen3", {"use_sliding_window": False, "layer_types": None}, PLAIN),
     "smollm3": ("smollm3", {"use_sliding_window": False}, {"rope.freq_base": 2000000.0}),
     "gemma": ("gemma", {}, PLAIN),
-    "granite": ("granite", {}, {**PLAIN, **SCALES}),
+    "granite": ("granite", {}, {**PLAIN, **SCALES, "rope.scaling.finetuned": True}),
     "olmo2": ("olmo2", {}, PLAIN),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 24, "sliding_window_pattern": 3}, LOCAL),
     "phi3": ("phi3", {}, {**PLAIN, **PART, "attention.sliding_window": 33}),
@@ -100,8 +100,11 @@ def test_a_file_is_the_model_that_it_was_made_of(name, tmp_path):
     np.testing.assert_allclose(by_torch, expected, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("field", ["granite.attention.scale", "gemma3.attention.sliding_window"])
-def test_a_number_that_a_family_can_not_do_without_is_refused_at_nothing(field, tmp_path):
+NEEDED = ["granite.attention.scale", "granite.rope.scaling.finetuned"]
+
+
+@pytest.mark.parametrize("field", [*NEEDED, "gemma3.attention.sliding_window"])
+def test_what_a_family_can_not_do_without_is_refused_at_nothing(field, tmp_path):
     name, _, own = field.partition(".")
     family, options, fields = FILES[name]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(WeightsError, match=f"{field} of"):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.format.gguf_config import turn_ends
 from slipstream.models.format.gguf_file import GgufFile
-from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer, turn_ends
+from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.loading import load_model
 from support.models import tiny_gguf
 
@@ -63,6 +64,20 @@ def test_plain_tokens_with_the_usual_names_are_control_tokens(has_types, tmp_pat
     found = [tokenizer.encode(name, add_special_tokens=False) for name in names]
     assert [ids == [5 + place] for place, ids in enumerate(found)] == [True, True, False, False]
     assert turn_ends(file) == [0, 6]
+
+
+def test_an_end_of_a_message_is_none_of_a_turn_where_others_end_it(tmp_path):
+    fields = tiny_gguf.padded(0) | {"tokenizer.ggml.eos_token_id": 4}
+    for name, ends in (("<|call|>", [4, 5]), ("<|calling|>", [0, 4])):
+        fields["tokenizer.ggml.tokens"][4:6] = ["<|return|>", name]
+        assert turn_ends(GgufFile(small(tmp_path / f"{len(name)}.gguf", **fields))) == ends
+
+
+def test_of_a_merge_that_is_there_twice_the_first_counts(tmp_path):
+    fields = tiny_gguf.padded(0) | {"tokenizer.ggml.merges": ["a b", "b c", "a b"]}
+    fields["tokenizer.ggml.tokens"][5:7] = ["ab", "bc"]
+    tokenizer = read_gguf_tokenizer(GgufFile(small(tmp_path / "a.gguf", **fields)))
+    assert tokenizer.encode("abc", add_special_tokens=False)[0] == 5
 
 
 def test_several_chat_templates_are_named_in_a_list(tmp_path):

@@ -145,4 +145,4 @@ def test_layers_that_no_model_has_are_refused(load, good, tmp_path, layers):
         struct.pack_into("<I", data, data.index(key) + len(key) + 4, layers)
         path = tmp_path / "hostile.gguf"
         path.write_bytes(data)
-        assert f"block_count is {layers}, but 1 to 1024" in require_sentence(load(path))
+        assert f"has {layers} layers, but 1 to 1024" in require_sentence(load(path))
