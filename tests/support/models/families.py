@@ -1,11 +1,15 @@
 """Tiny random models of every family with a native forward, each with what it has of its own."""
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+FIELD_CASES = json.loads((Path(__file__).parent / "field_cases.json").read_text())
+"""Fields of files with values that change answers, and that change nothing."""
 SIZES = {
     **{"vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},

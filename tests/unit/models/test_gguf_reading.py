@@ -7,18 +7,13 @@ from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny, tiny_gguf
+from support.models.families import FIELD_CASES
 
 SMALL = 64
 """Elements of a hidden state where nothing is computed."""
 TOKENS = [(at * 37 + 5) % 259 for at in range(24)]
-VALUES = {
-    **{"logit_scale": 0.5, "residual_scale": 0.2, "embedding_scale": 12.0, "expert_count": 8},
-    **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention.scale": 0.015},
-    **{"attention.clamp_kqv": 8.0, "attention.max_alibi_bias": 8.0, "nextn_predict_layers": 1},
-    **{"rope.scaling.yarn_log_multiplier": 0.1, "use_parallel_residual": True},
-    **{"a_field_of_the_future": 3, "another": "text"},
-}
-"""Fields that would change an answer, with values that do."""
+VALUES, NEUTRAL = FIELD_CASES["gguf_values"], FIELD_CASES["gguf_neutral"]
+"""Fields with values that would change an answer, and that do not."""
 TENSORS = ("blk.0.post_attention_norm.weight", "blk.1.ffn_gate_exps.weight", "blk.0.attn_sinks")
 YARN = {"type": "yarn", "factor": 4.0, "yarn_ext_factor": 0.0}
 UNREAD = {
@@ -30,12 +25,6 @@ UNREAD = {
     "has {family}.rope.scaling.yarn_ext_factor of 0.0": {
         f"{{family}}.rope.scaling.{name}": value for name, value in YARN.items()
     },
-}
-NEUTRAL = {
-    **{"logit_scale": 1.0, "residual_scale": 0.0, "attn_logit_softcapping": 0.0, "expert_count": 0},
-    **{"attention.causal": True, "rope.scaling.type": "none", "rope.scaling.factor": 1.0},
-    **{"use_parallel_residual": False, "tensor_data_layout": "Meta AI original pth"},
-    **{"rope.freq_base": 10000, "a_field_of_the_future": 0},  # a whole number for a float, too
 }
 
 

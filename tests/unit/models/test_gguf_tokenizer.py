@@ -10,6 +10,7 @@ from slipstream.models.format.gguf_file import GgufFile
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.loading import load_model
 from support.models import tiny_gguf
+from support.models.families import FIELD_CASES
 
 SMALL = 64  # elements of a hidden state
 NAMED = ("<|im_end|>", "<|endoftext|>", "<end_of_utterance>")
@@ -115,23 +116,7 @@ def test_a_text_begins_with_one_bos_where_the_file_says_so(pre, adds, expected, 
     assert ids.count(1) == expected == (ids[0] == 1)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"model": "t5"}, "model of 't5', but only gpt2 and llama can be read"),
-        ({"pre": "klingon"}, "pre of 'klingon', but only gpt-2,"),
-        ({"add_eos_token": True}, "add_eos_token of True, which is not supported"),
-        ({"precompiled_charsmap": [1, 2]}, "precompiled_charsmap of"),
-        ({"a_new_rule": 1}, "a_new_rule of 1, which is not supported"),
-        ({"merges": ["ab"]}, "a merge 'ab', which is no pair"),
-        ({"token_type": [1, 1]}, "260 tokens, but 2 token types"),
-        ({"add_bos_token": True}, "lacks tokenizer.ggml.bos_token_id"),
-        ({"add_bos_token": True, "bos_token_id": 999}, "bos_token_id of 999, which is no token"),
-        ({"add_bos_token": 2}, "add_bos_token of 2, but must be of the type bool"),
-        ({"token_type": ["1"] * 260}, "but must have numbers from 0 to 6"),
-        ({"add_space_prefix": True}, "add_space_prefix of True, which is not supported for gpt2"),
-    ],
-)
+@pytest.mark.parametrize(("words", "fields"), FIELD_CASES["gguf_tokenizers"])
 def test_what_a_tokenizer_can_not_follow_is_refused_by_its_name(fields, words, tmp_path):
     with pytest.raises(WeightsError, match=words):
         tokenizer_of(tmp_path / "odd.gguf", **fields)

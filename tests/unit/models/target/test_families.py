@@ -30,7 +30,7 @@ from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.library import NotNative
 from slipstream.models.torch.loading import load_target_parts
 from support.models import families, tiny
-from support.models.families import OPTIONS, SIZES, family_model
+from support.models.families import FIELD_CASES, OPTIONS, SIZES, family_model
 from support.models.in_memory import causal_model
 from support.models.tiny_checkpoint import change_config, save_model
 
@@ -113,33 +113,8 @@ def config_of(family, **fields):
     return {"model_type": family, **SIZES, **OPTIONS[family], **fields}
 
 
-UNREAD = {  # and what changes nothing
-    "logit_scale": (0.0625, 1.0),
-    "attn_logit_softcapping": (50.0, None),
-    "use_qk_norm": (True, False),
-    "alibi": (True, False),
-    "position_embedding_type": ("alibi", None),
-    "num_local_experts": (8, 0),
-    "rotary_pct": (0.5, None),
-    "clip_qkv": (8.0, None),
-    "attention_sink_size": (4, 0),
-    "mup_width_scale": (0.5, 1),
-    "rope_interleaved": (True, False),
-    "dual_chunk_attention_config": ({"chunk_size": 9}, {}),
-    "block_types": (["attention", "recurrent"], []),
-    "residual_multiplier": (0.5, 1),
-    "mlp_bias": (True, False),
-    "partial_rotary_factor": (0.5, 1.0),
-    "layer_types": (["sliding_attention"] * 4, ["full_attention"] * 4),
-}
-HARMLESS = {
-    **{"transformers_version": "4.40", "torch_dtype": "bfloat16", "architectures": ["X"]},
-    **{"auto_map": {"AutoConfig": "x.X"}, "initializer_range": 0.3, "use_cache": False},
-    **{"pretraining_tp": 2, "attention_dropout": 0.1, "resid_pdrop": 0.1, "unsloth_fixed": True},
-    **{"_name_or_path": "a", "quantization_config": None, "bos_token_id": 7, "temperature": 0.7},
-    **{"transformers.js_config": {"dtype": "q4"}, "training_notes": "a b c"},
-    "finetuning_task": "x",
-}
+UNREAD, HARMLESS, ROPES = (FIELD_CASES[name] for name in ("unread", "harmless", "ropes"))
+"""Fields with values that would change answers, and that change nothing; the same of files."""
 
 
 @pytest.mark.parametrize("family", FORMS)
@@ -206,17 +181,6 @@ def test_whatever_a_field_has_it_is_read_or_refused(family, value):
     for change in changes:
         with suppress(NotNative, ModelError):
             parse(config_of(family, **change)).rotaries()
-
-
-ROPES = [
-    ({"mrope_section": [2, 3]}, "mrope_section"),
-    ({"rope_type": "linear", "factor": "2"}, "factor"),
-    ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    ({"rope_type": "yarn", "factor": 2.0, "attn_factor": 0.5}, "attn_factor"),
-    ({"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}, "beta_fast"),
-    ({"rope_theta": "10000"}, "rope_theta"),
-    ({"rope_type": "ntk", "factor": 2.0}, "rope_type"),
-]
 
 
 @pytest.mark.parametrize("style", ["rope_scaling", "rope_parameters"])
