@@ -1,5 +1,6 @@
 """Model directories by name: alias, path or hub id."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,8 +109,14 @@ def resolve_head(name: str, *, progress: Progress | None = None) -> Path:
 
 def list_models(*, settings: EnvironmentSettings | None = None) -> list[StoredModel]:
     """Every model with a short name, and where it is."""
-    settings = settings or load_settings()
-    return [_stored(known, settings) for known in CATALOG.values()]
+    settings, found = settings or load_settings(), []
+    for known in CATALOG.values():
+        path = None
+        with suppress(ModelError):
+            path = find_local(known.alias, settings=settings)
+        source = known.hub_id or f"{known.quantised_of}, quantised"
+        found.append(StoredModel(known.alias, source, path))
+    return found
 
 
 def short_name(name: str | Path) -> str:
@@ -139,15 +146,6 @@ def _is_file_of(known: KnownModel, path: Path) -> bool:
     if file is None or path.name != Path(file.member).name:
         return False
     return path.is_file() and path.stat().st_size == file.num_bytes
-
-
-def _stored(known: KnownModel, settings: EnvironmentSettings) -> StoredModel:
-    try:
-        path = find_local(known.alias, settings=settings)
-    except ModelError:
-        path = None
-    source = known.hub_id or f"{known.quantised_of}, quantised"
-    return StoredModel(known.alias, source, path)
 
 
 def _local_path(name: str) -> Path | None:
