@@ -37,43 +37,23 @@ _MARKED = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_turn>|<end_of_utte
 """Names of control tokens, also where files have no types or call them plain."""
 _WITH_SPACES = {"<unk>", "<s>", "<|endoftext|>"}
 
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_SLASHES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def _cased(ending: str) -> str:
-    before = r"[^\r\n\p{L}\p{N}]?"
-    return f"{before}{_UPPER}*{_LOWER}+{ending}|{before}{_UPPER}+{_LOWER}*{ending}|"
-
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Splitting of texts before merging: `pattern` None is GPT-2's, `digits` come one by one;
+    """Splitting of texts before merging, for tokenizers of these names: what matches a pattern is
+    apart, one pattern after the other, and words are those of GPT-2 at last with `is_gpt2`;
     `whole_words`: words that are tokens as they are are not merged; `bos`: the default of
     `add_bos_token`."""
 
-    pattern: str | None = None
-    digits: bool = False
+    names: Sequence[str]
+    patterns: Sequence[str] = ()
+    is_gpt2: bool = False
     whole_words: bool = False
     bos: bool = False
     is_nfc: bool = False
 
 
-_ONE_DIGIT = _WORDS + r"\p{N}" + _OTHERS
-_KINDS = {
-    "gpt2": _Split(),
-    "digits": _Split(digits=True),
-    "llama3": _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS, whole_words=True, bos=True),
-    "cl100k": _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS),
-    "qwen2": _Split(_ONE_DIGIT, is_nfc=True),
-    "one_digit": _Split(_ONE_DIGIT),
-    "o200k": _Split(_cased(_ENDING) + r"\p{N}{1,3}" + _SLASHES),
-    "tekken": _Split(_cased("") + r"\p{N}" + _SLASHES, whole_words=True, bos=True),
-}
-_SPLITS = {name: _KINDS[kind] for kind, names in TABLES["splits"].items() for name in names}
+_SPLITS = {name: _Split(**own) for own in TABLES["splits"] for name in own["names"]}
 
 
 def read_gguf_tokenizer(file: GgufFile) -> TextTokenizer:
@@ -189,13 +169,10 @@ def _byte_level(fields: TokenizerFields) -> Tokenizer:
     backend = Tokenizer(model)
     if split.is_nfc:
         backend.normalizer = normalizers.NFC()
-    parts: list[Any] = []
-    if split.digits:
-        parts.append(pre_tokenizers.Digits(individual_digits=True))
-    if split.pattern is not None:
-        parts.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
-    is_gpt2 = split.pattern is None
-    parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
+    parts: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns
+    ]
+    parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.is_gpt2))
     backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
     backend.decoder = decoders.ByteLevel()
     return backend
