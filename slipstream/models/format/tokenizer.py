@@ -33,7 +33,7 @@ _OWN_ROLES = ("extra_special_tokens", "model_specific_special_tokens")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 _INDEX = ".safetensors.index.json"
-_READING = 6
+_READING = 7
 """Number of our own way to read tokenizers: what an older one kept is read anew."""
 
 
