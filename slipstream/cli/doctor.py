@@ -99,7 +99,7 @@ def _torch() -> Iterator[tuple[str, Facts]]:
     from slipstream.models.dtypes import AUTO, choose_dtype
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    about = {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
+    about = {"devices": names, "torch built for": torch.version.cuda or "no CUDA"}
     yield "GPU", about | ({"dtype auto": choose_dtype(AUTO, "cuda").name} if names else {})
 
 

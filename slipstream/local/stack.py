@@ -65,7 +65,7 @@ class Stack:
         """
         _require_free("router", self._plan.port)
         if HTTP in self._plan.flags:
-            _require_free(HTTP, self._plan.http_port)
+            _require_free("HTTP front", self._plan.http_port)
         roles = [role for role in ("target", "draft") if role in self._plan.flags]
         engines = [await self._launch(role, ANY_PORT) for role in roles]
         places = zip(roles, await self._ready(*engines), strict=True)

@@ -86,11 +86,10 @@ def metadata(options: ChannelOptions) -> tuple[tuple[str, str], ...]:
 
 def check_address(address: str) -> str:
     """The address; `InvalidRequest` unless it is HOST:PORT or a gRPC name, as dns:///NAME:PORT."""
-    host, separator, port = address.rpartition(":")
-    is_name = "://" in address or address.startswith("unix:")
-    is_plain = (
-        bool(host and separator) and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536
-    )
+    host, _, port = address.rpartition(":")
+    is_name = address.startswith(("dns:", "ipv4:", "ipv6:", "unix:", "xds:"))
+    is_port = port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536
+    is_plain = bool(host) and "://" not in host and is_port
     if not (is_name or is_plain) or any(char.isspace() for char in address):
         raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
     return address

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable, check
 from slipstream.core.inline import before, beside
-from slipstream.options import Bounded, check_bounds, option
+from slipstream.options import check_bounds, host_and_port, option
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import CallLimits, Calls
 from slipstream.rpc.security import Callers, ServerTls
@@ -39,13 +39,20 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ListenOptions(Bounded):
+class ListenOptions:
     """Address where a service listens, and the limits there."""
 
     address: str = option("127.0.0.1:0", "Address to listen on.")
     max_message_bytes: int = option(4 << 20, "Largest message accepted, in bytes.", least=1024)
     grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.", least=0)
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidRequest`."""
+        check_bounds(self)
+        for name in ("address", "health_address"):
+            if not ((address := getattr(self, name)) or "unix:").startswith("unix:"):
+                host_and_port(name, address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class ServerOptions(ListenOptions):
     callers: Callers = field(default_factory=Callers)
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        ListenOptions.__post_init__(self)
         most = self.max_connections
         check(0 <= most < 2**31, "max_connections", most, f"0 for no limit, or below {2**31}")
         for name in ("max_connection_idle_s", "max_connection_age_s"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from slipstream.core.errors import InvalidRequest, check
-from slipstream.options import check_bounds, option
+from slipstream.options import check_bounds, host_and_port, option
 
 SECTION = "telemetry"
 OTLP, OTLP_HTTP, FILE = "otlp", "otlp-http", "file:"
@@ -79,12 +79,7 @@ class TelemetryConfig:
         """Return host and port of the page for Prometheus. Raises `InvalidRequest`."""
         if self.metrics_address is None:
             return None
-        host, _, port = self.metrics_address.rpartition(":")
-        is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
-        is_port = port.isascii() and port.isdigit() and int(port) < 65536
-        is_right = bool(host) and not is_bare and is_port
-        check(is_right, "metrics_address", self.metrics_address, "HOST:PORT")
-        return host.strip("[]"), int(port)
+        return host_and_port("metrics_address", self.metrics_address)
 
 
 def _check(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from slipstream.client.connection import router_target
 from slipstream.config import are_local
-from slipstream.core.errors import InvalidRequest, check
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.files import read_token
-from slipstream.options import check_bounds, option
+from slipstream.options import check_bounds, host_and_port, option
 from slipstream.rpc.security import ClientTls, ServerTls
 from slipstream.rpc.service_options import DEFAULT_ADDRESSES, PeerTlsOptions, TlsOptions
 
@@ -108,10 +108,8 @@ class HttpConfig:
             raise InvalidRequest("allowed_origins has * beside other origins")
 
     def host_and_port(self) -> tuple[str, int]:
-        host, _, port = self.listen_address.rpartition(":")
-        is_right = bool(host) and port.isdecimal() and int(port) < 65536
-        check(is_right, "listen_address", self.listen_address, "HOST:PORT")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        """Return where to listen. Raises `InvalidRequest`."""
+        return host_and_port("listen_address", self.listen_address)
 
     def tls(self) -> ServerTls | None:
         """Return how to serve HTTPS; None for HTTP."""

@@ -205,7 +205,7 @@ class Gateway:
         server.servers, server.started = [accepting], True
         self._looping = asyncio.create_task(server.main_loop())
         scheme = "http" if config.ssl is None else "https"
-        _LOG.info("%s://%s/v1 asks %s", scheme, address, self._config.router)
+        _LOG.info("%s://%s/v1 is a client of %s", scheme, address, self._config.router)
         return address
 
     async def serve_until_stopped(self) -> None:
@@ -262,9 +262,9 @@ class Gateway:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             return socket.create_server((host, port), family=family)
-        except OSError:
-            where = self._config.listen_address
-            raise Unavailable(f"the address {where} can't be listened on") from None
+        except OSError as error:
+            what = f"{self._config.listen_address} can't be listened on ({error.strerror})"
+            raise Unavailable(f"the address {what}") from None
 
 
 def _uvicorn(app: Any, config: HttpConfig, renew: Any) -> uvicorn.Server:

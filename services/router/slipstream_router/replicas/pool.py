@@ -123,7 +123,7 @@ def parse_source(
     if items[0] == REGISTRY and registered is not None:
         return polled(LingeringSource(registered, time.monotonic), poll_s=POLL_S, pause=pause)
     if items[0].startswith(REGISTRY):
-        raise InvalidRequest(f"{items[0]!r} must be registry: alone, with a store_url")
+        raise InvalidRequest(f"{items[0]!r} must be registry: alone, and needs a store_url")
     if items[0].startswith(_FILE):
         path = path_of(items[0].removeprefix(_FILE))
         return polled(lambda: _read(path), poll_s=POLL_S, pause=pause)
