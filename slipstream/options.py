@@ -14,7 +14,7 @@ from operator import ge, gt, le
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from slipstream.core.errors import InvalidRequest, check, refused_as
+from slipstream.core.errors import InvalidRequest, refused_as
 from slipstream.files import path_of
 
 T = TypeVar("T")
@@ -251,15 +251,6 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InvalidRequest(f"{name} is {text!r}, but must be numbers as 1,4,16") from None
-
-
-def host_and_port(name: str, address: str) -> tuple[str, int]:
-    """Return the parts of the option `name`, HOST:PORT to listen on. Raises `InvalidRequest`."""
-    host, _, port = address.rpartition(":")
-    is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
-    is_port = port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536
-    check(bool(host) and not is_bare and is_port, name, address, "HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _bool(given: Given) -> Any:

@@ -128,8 +128,8 @@ def exit_code(args: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error is one sentence on standard error."""
     # Where a logger has no handler of its own, as in most commands.
     logging.lastResort = WarningPrinter()
-    app = app_of(sys.argv[1:] if args is None else args)
     try:
+        app = app_of(sys.argv[1:] if args is None else args)
         return int(app(args=args, prog_name="slipstream", standalone_mode=False) or 0)
     except SlipstreamError as error:
         is_input = isinstance(error, InvalidRequest | ModelError | TrainingError)

@@ -165,6 +165,15 @@ def check(is_right: bool, name: str, value: object, limit: str) -> None:
         raise InvalidRequest(f"{name} is {value!r}, but must be {limit}")
 
 
+def host_and_port(name: str, address: str) -> tuple[str, int]:
+    """Return the parts of the option `name`, HOST:PORT to listen on. Raises `InvalidRequest`."""
+    host, _, port = address.rpartition(":")
+    is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    is_port = port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536
+    check(bool(host) and not is_bare and is_port, name, address, "HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
 def check_fits(what_has: str, count: int, things: str, limit: int) -> None:
     """Raise `InvalidRequest` for more things than fit. `what_has` is the subject and "has"."""
     if count > limit:

@@ -9,7 +9,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from slipstream.config import are_local
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.files import ReloadedFiles, Stamp
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES, parsed
 from slipstream.rpc.security import ClientTls
@@ -90,8 +90,8 @@ def check_address(address: str) -> str:
     is_name = address.startswith(("dns:", "ipv4:", "ipv6:", "unix:", "xds:"))
     is_port = port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536
     is_plain = bool(host) and "://" not in host and is_port
-    if not (is_name or is_plain) or any(char.isspace() for char in address):
-        raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
+    is_one = not any(char.isspace() for char in address)
+    check(is_one and (is_name or is_plain), "the address", address, "HOST:PORT")
     return address
 
 

@@ -18,9 +18,9 @@ from slipstream.files import ReloadedFiles, read_bytes, warn_of_readers
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
-def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
+def read_pair(cert: Path | str, key: Path | str) -> tuple[bytes, bytes]:
     """A certificate and its private key. `InvalidRequest` unless they are, and belong together."""
-    pair = read_bytes(cert), read_bytes(key)
+    pair = read_bytes(Path(cert)), read_bytes(Path(key))
     try:
         # With a password, OpenSSL never asks for one.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
@@ -28,13 +28,13 @@ def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
         raise InvalidRequest(
             f"{cert} and {key} are not a certificate and its private key ({_reason(error)})"
         ) from None
-    warn_of_readers(key)
+    warn_of_readers(Path(key))
     return pair
 
 
-def read_authority(path: Path) -> bytes:
+def read_authority(path: Path | str) -> bytes:
     """Certificates to trust. `InvalidRequest` for a file that holds none, or half of one."""
-    data = read_bytes(path)
+    data = read_bytes(Path(path))
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_verify_locations(cadata=data.decode("ascii", "replace"))
@@ -83,9 +83,9 @@ class ClientTls:
     `name` is the one that a server's certificate must carry, where it is not the address's own.
     """
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    ca: Path | str | None = None
+    cert: Path | str | None = None
+    key: Path | str | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class ClientTls:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(filter(None, (self.ca, self.cert, self.key)))
+        return tuple(Path(file) for file in (self.ca, self.cert, self.key) if file is not None)
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Return the present credentials. Raises `InvalidRequest` for files that can't be used."""

@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from slipstream.core.errors import InternalError, InvalidRequest, Unavailable, check
+from slipstream.core.errors import InternalError, InvalidRequest, Unavailable, check, host_and_port
 from slipstream.core.inline import before, beside
-from slipstream.options import check_bounds, host_and_port, option
+from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import CallLimits, Calls
 from slipstream.rpc.security import Callers, ServerTls

@@ -56,10 +56,7 @@ _BY_CODE = {code: kind for kind, code in _TABLE}
 _BY_CODE[grpc.StatusCode.OUT_OF_RANGE] = errors.SessionOutOfSync
 # gRPC refuses a message by its size with RESOURCE_EXHAUSTED, as a service does that is full.
 _TOO_LARGE = re.compile(r"(?:Sent|SERVER: Received) message larger than max \((\d+) vs\. (\d+)\)")
-_NO_CONNECTION = re.compile(
-    r"(?:connections to all backends failing|failed to connect to all addresses); last error: "
-    r"[A-Z]+: (\S+): (?:Failed to connect to remote host: )?"
-)
+_CUT = re.compile(r"[a-z ]+; last error: [A-Z]+: (\S+): (?:Failed to connect to remote host: )?")
 _INTERNAL = grpc.StatusCode.INTERNAL
 
 
@@ -94,7 +91,7 @@ def error_from(error: Any) -> SlipstreamError:
         what = f"the request is a message of {sizes[1]} bytes, but the limit is {sizes[2]}"
         return errors.RequestTooLarge(what)
     if named is None and code is grpc.StatusCode.UNAVAILABLE:
-        sentence = _NO_CONNECTION.sub(r"no connection to \1: ", sentence)
+        sentence = _CUT.sub(r"no connection to \1: ", sentence)
         sentence += proxy_hint(sentence)
     kind = named or _BY_CODE.get(code, errors.InternalError)
     if kind is errors.InternalError and code is not _INTERNAL:

@@ -7,8 +7,8 @@ attributes).
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from slipstream.core.errors import InvalidRequest, check
-from slipstream.options import check_bounds, host_and_port, option
+from slipstream.core.errors import InvalidRequest, check, host_and_port
+from slipstream.options import check_bounds, option
 
 SECTION = "telemetry"
 OTLP, OTLP_HTTP, FILE = "otlp", "otlp-http", "file:"
@@ -66,10 +66,8 @@ class TelemetryConfig:
                 "otlp_endpoint has credentials in it, which any user can read; use the variable"
                 " OTEL_EXPORTER_OTLP_HEADERS"
             )
-        if not url.startswith(("http://", "https://")):
-            raise InvalidRequest(
-                f"otlp_endpoint is {url!r}, but must begin with http:// or https://"
-            )
+        is_url = url.startswith(("http://", "https://"))
+        check(is_url, "otlp_endpoint", url, "a URL of http:// or https://")
         if not {OTLP, OTLP_HTTP} & {*self.traces, *self.metrics}:
             raise InvalidRequest(
                 f"otlp_endpoint is {url}, but neither traces nor metrics go to otlp or otlp-http"

@@ -92,10 +92,10 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        self.server_options()
         advertised = self.replica.advertised_address
         if self.store.url is not None or advertised is not None:
             check_advertised(self.listen.address, advertised, reader="router")
-        self.server_options()
         self.to_targets()
         self.sources()
         is_right = not 0 < self.num_newest < NUM_SINKS

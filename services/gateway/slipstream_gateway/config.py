@@ -6,10 +6,10 @@ from pathlib import Path
 
 from slipstream.client.connection import router_target
 from slipstream.config import are_local
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, host_and_port
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.files import read_token
-from slipstream.options import check_bounds, host_and_port, option
+from slipstream.options import check_bounds, option
 from slipstream.rpc.security import ClientTls, ServerTls
 from slipstream.rpc.service_options import DEFAULT_ADDRESSES, PeerTlsOptions, TlsOptions
 

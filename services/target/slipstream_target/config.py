@@ -100,9 +100,9 @@ class TargetConfig:
         for name, known in choices.items():
             value = getattr(self, name)
             check(value in known, name, value, f"one of {', '.join(known)}")
+        self.server_options()
         advertised = self.replica.advertised_address
         check_advertised(self.listen.address, advertised, reader="draft")
-        self.server_options()
 
     def rank_threads(self) -> int | None:
         """Return the threads of each rank; None is the choice for a process that is alone."""

@@ -132,7 +132,7 @@ def test_a_token_does_not_travel_in_the_clear(kind):
         kind(address, token="secret")
 
 
-NOWHERE = [(at, {}) for at in ("", "router", "router:0", "a b:1")]
+NOWHERE = [(at, {}) for at in ("", "router", "router:0", "a b:1", "http://router:1")]
 FORBIDDEN = [{name: "two\nlines"} for name in ("token", "model")]
 FORBIDDEN += [{"timeout_s": at} for at in (0, float("inf"))]
 NOWHERE += [("localhost:1", at) for at in FORBIDDEN]

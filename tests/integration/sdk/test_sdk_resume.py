@@ -131,7 +131,7 @@ def test_several_routers_with_tls_share_a_name(origin):
                 assert client.generate("hello").text == "done"
         with (
             Client(one, tls=ClientTls(origin.ca, name="elsewhere"), retries=False) as client,
-            pytest.raises(errors.Unavailable),
+            pytest.raises(errors.Unavailable, match="no connection to ip"),
         ):
             client.generate("hello")
     with pytest.raises(errors.InvalidRequest, match="a host's name"):

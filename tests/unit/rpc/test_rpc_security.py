@@ -122,7 +122,7 @@ def test_files_that_do_not_belong_together_are_refused_at_start(origin, cert, ke
     with pytest.raises(InvalidRequest, match=sentence):
         ServerTls(at / cert, at / key, at / ca).credentials()
     with pytest.raises(InvalidRequest, match=sentence):
-        ClientTls(at / ca, at / cert, at / key).credentials()
+        ClientTls(str(at / ca), str(at / cert), at / key).credentials()
 
 
 def test_a_dialer_waits_for_files_that_are_whole(mine, other, caplog):

@@ -36,7 +36,7 @@ BAD = [
     ({"trace_ratio": 1.01}, "trace_ratio is 1.01, but must be from 0 to 1"),
     ({"log_format": "xml"}, "log_format is 'xml', but must be one of text, json"),
     ({"log_level": "INFO"}, "log_level is 'INFO', but must be one of debug, info, warning, error"),
-    ({"otlp_endpoint": "collector:4317"}, "otlp_endpoint is 'collector:4317', but must begin"),
+    ({"otlp_endpoint": "collector:4317"}, "otlp_endpoint is 'collector:4317', but must be a URL"),
     ({"otlp_endpoint": "http://c:4317"}, "neither traces nor metrics go to otlp"),
     ({"otlp_endpoint": "http://me:secret@c:4317", "traces": ("otlp",)}, "has credentials in it"),
     ({"traces": ("otlp", "otlp")}, "traces has otlp twice"),

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, check, host_and_port
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.core.round import Clock
 from slipstream.files import path_of, read_text
@@ -127,11 +127,9 @@ def parse_source(
     if items[0].startswith(_FILE):
         path = path_of(items[0].removeprefix(_FILE))
         return polled(lambda: _read(path), poll_s=POLL_S, pause=pause)
-    host, _, port = items[0].removeprefix(_DNS).rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidRequest(f"{items[0]!r} must be dns:///NAME:PORT")
+    host, port = host_and_port("the name behind dns:///", items[0].removeprefix(_DNS))
     ask = resolve or _resolve
-    return polled(lambda: _named(ask, host, int(port)), poll_s=DNS_POLL_S, pause=pause)
+    return polled(lambda: _named(ask, host, port), poll_s=DNS_POLL_S, pause=pause)
 
 
 async def _read(path: Path) -> Addresses:
@@ -157,8 +155,7 @@ async def _resolve(host: str, port: int) -> Sequence[str]:
 
 
 def _checked(address: str) -> str:
-    if "://" in address:
-        raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
+    check("://" not in address, "the address", address, "HOST:PORT")
     return check_address(address)
 
 
