@@ -221,7 +221,7 @@ class Replica(Generic[D]):
         while health is not None:
             if health.status != health_pb2.HealthCheckResponse.SERVING:
                 state = ReplicaState.DRAINING if is_described else ReplicaState.CONNECTING
-                self._set(state, "it says that it is not serving")
+                self._set(state, "it reports NOT_SERVING")
             elif is_described or await self._describe():
                 is_described = True
                 self._set(ReplicaState.READY, "")
