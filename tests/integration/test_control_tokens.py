@@ -52,6 +52,7 @@ def test_over_http_a_chat_is_text_and_a_completion_says_what_it_means(router):
         assert said.usage.prompt_tokens == text + 4
         answer = completion(client, ATTACK, max_tokens=2)
         assert answer.usage.prompt_tokens == len(special) < text
+        assert post(url, {"prompt": ATTACK}, "/tokenize").json()["tokens"] == special
         meant = {"allow_special_tokens": False}
         plain = completion(client, ATTACK, max_tokens=2, extra_body=meant)
         assert plain.usage.prompt_tokens == text

@@ -33,9 +33,9 @@ class Reasoning(StrictModel):
 
 
 class Thinking(StrictModel):
-    """Switch of thinking; `adaptive` leaves it to the template."""
+    """Switch of thinking; `adaptive` and `auto` leave it to the template."""
 
-    type: Literal["enabled", "disabled", "adaptive"] = "adaptive"
+    type: Literal["enabled", "disabled", "adaptive", "auto"] = "auto"
 
 
 class TemplateRequest(StrictModel):
