@@ -3,6 +3,7 @@
 import json
 import re
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import yaml
@@ -26,130 +27,7 @@ from support.deployment.charts import (
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-LARGE = "meta-llama/Llama-3.3-70B-Instruct"
-WRONG = {
-    "router.replicas": -1,
-    "draft.replicas": "two",
-    "target.gpu.count": 1.5,
-    "target.gpu.cuont": 1,
-    "rooter": {"replicas": 1},
-    "target.image.digest": "sha256:short",
-    "target.image.pullPolicy": "Sometimes",
-    "router.service.type": "Nodeport",
-    "router.ports.grpc": 70000,
-    "router.config.max_request": 9,
-    "router.config.max_requests": "many",
-    "http.config.listen_address": "0.0.0.0:1",
-    "draft.config.kv_encoding": 8,
-    "target.config.store_password": "hunter2",
-    "target.config.address": "0.0.0.0:1",
-    "modelStore.type": "hostPath",
-    "modelStore.size": "many",
-    "telemetry.traceRatio": 2,
-    "telemetry.otlp.protocol": "udp",
-    "telemetry.otlp.endpoint": "http://user:password@collector:4317",
-    "longestGenerationSeconds": 0,
-    "discovery": "guess",
-    "auth.keys": {"alice": {"token": "in the clear"}},
-    "redis.external.url": "redis+sentinel://redis:26379/main",
-    "tls.certManager.issuerRef.kind": "Isuer",
-    "inferenceGateway.endpointPicker.failureMode": "Fail",
-    "models": [{"name": "a", "overrides": {"target": {"ports": {"grpc": 1}}}}],
-}
-"""Each a mistake, in a value that is otherwise right."""
-GATEWAY = {
-    "http.enabled": True,
-    "inferenceGateway.enabled": True,
-    "inferenceGateway.parentRefs": [{"name": "gateway"}],
-    "inferenceGateway.endpointPicker.service": "picker",
-}
-ONE_GPU = {
-    "draft.placement": "target",
-    "draft.config.kv_memory": "4GiB",
-    "target.config.kv_memory": "2.5 TiB",
-    "target.gpu.count": 1,
-}
-CANT = {
-    "two routers that share nothing": {"redis.enabled": False, "router.replicas": 2},
-    "two controllers of one role": {
-        "draft.autoscaling.hpa.enabled": True,
-        "draft.autoscaling.keda.enabled": True,
-        "autoscaling.prometheusAddress": "http://prometheus:9090",
-    },
-    "KEDA without Prometheus": {"draft.autoscaling.keda.enabled": True},
-    **{
-        f"Ray and {scaler} of {role}s": {
-            "ray.enabled": True,
-            "autoscaling.prometheusAddress": "http://prometheus:9090",
-            f"{role}.autoscaling.{scaler}.enabled": True,
-        }
-        for role in ("draft", "target")
-        for scaler in ("hpa", "keda")
-    },
-    "Ray without Redis": {"ray.enabled": True, "redis.enabled": False},
-    "two Redis": {"redis.external.url": "redis://redis:6379/0"},
-    "a registry without Redis": {"redis.enabled": False, "discovery": "registry"},
-    "TLS without certificates": {"tls.enabled": True},
-    "cert-manager without an issuer": {"tls.enabled": True, "tls.certManager.enabled": True},
-    "keys without a key": {"auth.enabled": True},
-    "a claim without its name": {"modelStore.type": "existingClaim"},
-    "an empty store that nobody fills": {"modelStore.readOnly": True},
-    "a draft on two GPUs": {"draft.gpu.count": 2},
-    **{
-        f"a draft in its target's pod with {path}": {**ONE_GPU, path: value}
-        for values in (
-            {"target.gpu.count": 0, "ray.enabled": True, "draft.gpu.count": 1, "draft.replicas": 2},
-            {"draft.nodeSelector": {"a": "b"}, "draft.image.tag": "9", "draft.ports.grpc": 9465},
-            {"draft.config.kv_memory": "0.25", "target.config.kv_memory": "auto"},
-            {"draft.autoscaling.hpa.enabled": True},
-        )
-        for path, value in values.items()
-    },
-    "two monitors": {"metrics.serviceMonitor.enabled": True, "metrics.podMonitor.enabled": True},
-    "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
-    "a front without routers": {"http.enabled": True, "router.enabled": False},
-    "keys of callers in the clear": {
-        "http.enabled": True,
-        "auth": {"enabled": True, "existingSecret": "keys"},
-        "tests.enabled": False,
-    },
-    "a key of the front in the clear": {"http.enabled": True, "http.token.existingSecret": "t"},
-    "routers elsewhere, in the clear": {"http.enabled": True, "http.config.router": "r:50051"},
-    "a front on a GPU": {"http.enabled": True, "http.gpu.count": 1},
-    "the port of metrics twice": {"http.enabled": True, "http.ports.http": 9464},
-    "a front that scales to zero": {"http.autoscaling.minReplicas": 0},
-    "a gateway without a front": {**GATEWAY, "http.enabled": False},
-    "a gateway's route without a gateway": {**GATEWAY, "inferenceGateway.parentRefs": []},
-    "a gateway without a picker": {**GATEWAY, "inferenceGateway.endpointPicker.service": ""},
-    "a picker without metrics": {**GATEWAY, "metrics.enabled": False},
-    "two ports alike": {"router.ports.grpc": 50050},
-    "a grace that ends too soon": {"router.drain.terminationGracePeriodSeconds": 20},
-    "a role without a limit of memory": {"target.resources.limits.memory": None},
-    "an init container without a limit of memory": {"modelStore.pull.resources": None},
-    "a request above its limit": {"draft.resources.requests.memory": "6145Mi"},
-    "a limit in bytes below its request": {"target.resources.limits.memory": 4294967295},
-    "a Redis that is killed before it is full": {"redis.maxMemory": "1gb"},
-    "targets that scale to zero": {"target.autoscaling": {"minReplicas": 0}},
-    "an HPA that scales to zero": {
-        "draft.autoscaling": {"minReplicas": 0, "hpa": {"enabled": True}}
-    },
-    "a model of 140 GB in 50Gi": {"models": [{"name": LARGE}]},
-    "a model and its draft in 50Gi": {"models": [{"name": "a/A-25B", "draft": "vanilla:a/A-6b"}]},
-    "two models of one name": {"models": [{"name": "a/A@1"}, {"name": "a/A@2"}]},
-    "two models of one name in objects": {"models": [{"name": "a/A.b"}, {"name": "/A_B"}]},
-    "a model of no name in objects": {"models": [{"name": "a/_"}]},
-    "a fault in what a model overrides": {
-        "models": [{"name": "a", "overrides": {"target": {"config": {"device": "cuda"}}}}]
-    },
-    "two models that fit one by one": {
-        "modelStore": {"type": "pvc", "size": "25Gi"},
-        "models": [{"name": "a/A-8B@0123abc"}, {"name": "a/A-6b"}],
-    },
-    "fewer pods at most than at least": {
-        "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2}
-    },
-}
-"""Values that are right one by one, and can't work together."""
+GIVEN = yaml.safe_load(Path(__file__).with_name("values_cases.yaml").read_text())
 EVIL = "x\"'\n---\nkind: Pod\nevil: 1\n# {{ . }} $(touch x) `id`; \\"
 VALID = validator_for(SCHEMA)(SCHEMA)
 
@@ -178,40 +56,27 @@ def is_valid(path, value):
 
 @every_helm()
 def test_wrong_values_are_refused_with_their_paths(helm):
-    done = template(helm, values=WRONG)
+    done = template(helm, values=GIVEN["wrong"])
     assert done.returncode != 0
     lines = done.stderr.replace("/", ".").splitlines()
-    for path in WRONG:
+    for path in GIVEN["wrong"]:
         outer, _, name = path.rpartition(".")
         assert any(outer in line and name in line for line in lines), f"{path}: {done.stderr}"
     assert "hunter2" not in done.stderr
 
 
-@pytest.mark.parametrize("what", CANT)
+@pytest.mark.parametrize("what", GIVEN["contradictory"])
 def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
-    done = template(NEWEST_HELM, values=CANT[what])
+    values = GIVEN["contradictory"][what]
+    done = template(NEWEST_HELM, values=values)
     assert done.returncode != 0
     (said,) = re.findall(r"^Error: execution error at \(.*?\): (.*)$", done.stderr, re.MULTILINE)
-    roots = [path.partition(".")[0] for path in CANT[what]]
+    roots = [path.partition(".")[0] for path in values]
     assert any(root in said for root in roots), said
     assert "error calling" not in said and "nil pointer" not in said, said
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        *(
-            {"target.resources.limits.memory": limit}
-            for limit in ("4Gi", 4294967296, "4294968k", "4.1Gi", "1Ti", "4295M")
-        ),
-        {"models": [{"name": LARGE, "draft": "eagle3:R/R-70B"}], "modelStore.size": "200Gi"},
-        {"models": [{"name": f"{LARGE}-AWQ"}]},
-        {"models": [{"name": "/models/llama-3.3-70b-instruct"}]},
-        {"models": [{"name": "a/A-8B"}, {"name": "a/A-7B"}], "modelStore.size": "15Gi"},
-        {"models": [{"name": "own/model"}], "modelStore.size": "1Gi"},
-        ONE_GPU,
-    ],
-)
+@pytest.mark.parametrize("values", GIVEN["roomy"])
 def test_memory_and_storage_with_room_are_taken_in_any_unit(values):
     assert with_values(values)
 
