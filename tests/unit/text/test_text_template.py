@@ -1,8 +1,10 @@
 """Chat templates say what they say in transformers, and can do nothing else."""
 
 from datetime import datetime
+from pathlib import Path
 
 import pytest
+import yaml
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.text.template import MAX_RENDERED_CHARS, MAX_TEMPLATE_BYTES, ChatTemplate
@@ -15,66 +17,9 @@ MESSAGES = [
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nfour"},
     {"role": "user", "content": "five"},
 ]
-SAID = {
-    "the tests' own": TEMPLATE,
-    "plain": "no blocks at all",
-    "last line break": "text\n",
-    "block lines": """
-    {%- for message in messages %}
-        {% if loop.first %}
-    first
-        {% endif %}
-    {{ message.role }}: {{ message['content'] | trim }}
-    {# a remark #}
-    {% endfor %}
-    {% if add_generation_prompt %}
-    go on
-    {%- endif %}
-""",
-    "loop controls": """{% for message in messages %}
-{% if message.role == 'system' %}{% continue %}{% endif %}
-{{ message.content }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}""",
-    "json": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2, sort_keys=true) }}",
-    "json in ASCII": "{{ messages | tojson(ensure_ascii=true, separators=(',', ':')) }}",
-    "generation": """{% for message in messages %}{% generation %}
-{% set kept = message.content %}
-{{ kept }}
-{% endgeneration %}[{{ kept }}]{% endfor %}""",
-    "namespace": """{% set ns = namespace(last=-1, self='me') %}{% for message in messages %}
-{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
-{{ ns.last }}{{ ns.self }}""",
-    "dict": "{{ dict(a=1, b=[2]) }}{{ dict.fromkeys('ab', 0) }}{{ dict([('x', 1)]) }}",
-    "macro": """{% macro turn(message, mark='#') %}{{ mark }}{{ message.content }}{% endmacro %}
-{% for message in messages[1:] %}{{ turn(message) }}{{ turn(message, mark='*') }}{% endfor %}""",
-    "strings": """{% for message in messages %}{% set text = message.content %}
-{{ text.split('</think>')[-1].lstrip('\\n') }}
-{{ message.role.upper() + '!' }}{{ '%s' | format(message.role) }}{{ text[::-1] }}
-{% endfor %}""",
-    "tests and filters": """{% if messages is iterable and messages[0].content is string %}
-{{ messages | map(attribute='role') | join(', ') }}
-{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{% endif %}""",
-    "special tokens": "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ unk_token }}",
-    "what is not there": """{{ tools is none }}{{ documents is none }}{{ nothing }}
-{% if not enable_thinking is defined %}quick{% endif %}{{ messages[0].name }}""",
-    "HTML": "<b>{{ messages[0].content }}</b>{{ messages[0].content | e }}",
-    "classes by format": "{{ '[{0.__class__}]'.format(messages) }}",
-    "functions of Jinja": "{{ range(3) | list }}{% set c = cycler('a', 'b') %}{{ c.next() }}",
-}
-REFUSED = {
-    "its own words": "{{ raise_exception('Roles must alternate.') }}",
-    "changed messages": "{{ messages.append(1) }}",
-    "changed message": "{{ messages[0].update(role='x') }}",
-    "classes": "{{ ''.__class__.__mro__ }}",
-    "globals": "{{ raise_exception.__globals__['__builtins__'] }}",
-    "a namespace": "{{ namespace(__class__=1) }}",
-    "a later name of a namespace": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-    "a long range": "{{ range(10 ** 9) | length }}",
-    "types": "{{ 'a' + 1 }}",
-    "division": "{{ 1 // 0 }}",
-    "a missing thing": "{{ nothing.at_all }}",
-    "no recursion's end": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-    "other files": "{% include 'secret' %}",
-}
+GIVEN = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text(encoding="utf-8"))
+SAID = {"the tests' own": TEMPLATE, **GIVEN["said"]}
+REFUSED, WALKED, AS_TEXT = GIVEN["refused"], GIVEN["walked"], GIVEN["as_text"]
 
 
 def noon():
@@ -160,26 +105,6 @@ def test_what_it_makes_has_a_largest_size():
 def test_special_tokens_do_not_take_the_names_of_others(name):
     with pytest.raises(InvalidRequest, match="no special token"):
         ChatTemplate(TEMPLATE, {name: "<s>"}, noon)
-
-
-WALKED = {
-    "loop": "{% for p in m.content %}{{ p.text }}{% endfor %}",
-    "loop over texts": "{% for p in m.content if p['type'] == 'text' %}{{ p['text'] }}{% endfor %}",
-    "first part": "{{ m.content[0].text }}",
-    "letters changed": "{% for p in m.content %}{{ p.text | upper | lower }}{% endfor %}",
-    "capital letters": "{% for p in m.content %}{{ p.text | title }}{% endfor %}",
-    "first part, joined": "{{ m.content[0]['text'] + '!' }}",
-    "filter": "{{ m.content | selectattr('type', 'equalto', 'text') | join(attribute='text') }}",
-    "macro": """{% macro show(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}
-{{- show(m.content) }}""",
-}
-AS_TEXT = {
-    "text": "{{ m.content }}",
-    "trimmed": "{{ m['content'] | trim }}",
-    "either": """{% if m.content is string %}{{ m.content }}
-{%- else %}{{ m.content[0].text }}{% endif %}""",
-    "letters": "{% for c in m.content %}{{ c }}{% endfor %}",
-}
 
 
 @pytest.mark.parametrize("form", [*WALKED, *AS_TEXT])
