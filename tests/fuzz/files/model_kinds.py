@@ -46,25 +46,9 @@ PARTS: tuple[Any, ...] = (
     [{"id": 0, "content": "", "special": True, "normalized": True, "lstrip": True, "rstrip": True}],
 )
 """Parts of a tokenizer that are rare or hostile."""
-_SNIPPETS = """{% @@ %} @@ {{ @@ }} @@ {# @@ #} @@ {{ x }} @@ {{ messages }} @@ {{ 1/0 }}
-@@ {{ -1 }} @@ {% break %} @@ {% for m in m %} @@ {% endfor %} @@ {% if x %}
-@@ {% set x = 1 %} @@ {% raw %} @@ {{ ''.__class__.__mro__ }}
-@@ {{ messages.append(1) }} @@ {{ messages[0].pop('role') }} @@ {{ [] }}
-@@ {{ range(10**9) | list }} @@ {{ 'x' * 10**7 }} @@ {{ 10 ** 400000 }}
-@@ {{ 9 | string * 99 }} @@ \0 @@ {{ raise_exception(messages) }}
-@@ {{ strftime_now('%' * 999) }} @@ {{ strftime_now(1) }} @@ {{ namespace(a=1).a }}
-@@ {% set n = namespace() %}{% set n.__class__ = 1 %} @@ {{ tools | tojson }}
-@@ {% macro a() %}{{ a() }}{% endmacro %}{{ a() }} @@ {{ '%s' % messages }}
-@@ {{ '{0.x}'.format(1) }} @@ {% generation %} @@ {% endgeneration %}
-@@ {% include 'x' %} @@ {% import 'x' as x %} @@ {{ joiner }}
-@@ {{ messages | map(attribute='content') | join }}
-@@ {{ messages | tojson(indent=10**6) }} @@ {{ messages | groupby('role') }}
-@@ {{ cycler }} @@ {{ lipsum(n=500) }} @@ {{ dict(a=1) }} @@ {{ self }}
-@@ {{ caller() }} @@ {{ super() }} @@ {% block a %} @@ {% extends 'x' %}
-@@ {{ x.y.z }}"""
 SNIPPETS = (
-    *_SNIPPETS.split("@@"),
-    *("{{ " + "(" * 300, "[" * 2000, "{{ 'a' ~ " * 900, "{% if x %}" * 99),
+    *Path(__file__).with_name("snippets.jinja").read_text().splitlines(),
+    *("\0", "\n", "{{ " + "(" * 300, "[" * 2000, "{{ 'a' ~ " * 900, "{% if x %}" * 99),
 )
 ANSWERED = [*MESSAGES, {"role": "assistant", "content": "there"}, {"role": "user", "content": "x"}]
 
