@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import TimeoutExpired
 from typing import Any
 
 from support.services.processes import LIMIT_S, Process, command_line, serve
@@ -45,17 +44,8 @@ def ray_pools(model: Path, folder: Path, **draft: Any) -> Iterator["RayPools"]:
             serve("router", "--address", "127.0.0.1:0", *found, env=_ENV) as router,
         ):
             yield RayPools(cluster, router)
-            _end(cluster)
-
-
-def _end(cluster: Process) -> None:
-    """Interrupt `serve run`, which once in a while goes on all the same: then terminate it."""
-    cluster.signal(signal.SIGINT)
-    try:
-        assert cluster.wait(LIMIT_S / 4) == 0
-    except TimeoutExpired:
-        cluster.signal(signal.SIGTERM)
-        cluster.wait()
+            cluster.signal(signal.SIGTERM)  # an interrupt is missed by `serve run` once in a while
+            cluster.wait()
 
 
 class RayPools:
