@@ -20,28 +20,30 @@ import slipstream_draft.__main__, slipstream_router.__main__, slipstream_target.
 from slipstream.client import Client, SamplingParams, SpeculationOptions, Mode
 
 ALWAYS = SpeculationOptions(mode=Mode.FORCED)
-with Client.embedded(sys.argv[1], sys.argv[2], profile=None) as client:
-    for sampling in (
-        SamplingParams(),
-        SamplingParams(temperature=1.0, seed=3),
-        SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1),
-    ):
-        result = client.generate([5, 80, 6], max_tokens=12, sampling=sampling, speculation=ALWAYS)
-        assert result.stats.speculation.num_draft_tokens
-        sys.stdout.write(f"{result.token_ids} ")
-    client.generate([5, 80, 6], max_tokens=4, logprobs=2)
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=3),
+    SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1),
+)
+for draft in sys.argv[2:]:
+    with Client.embedded(sys.argv[1], draft, profile=None) as client:
+        for own in SAMPLINGS:
+            result = client.generate([5, 80, 6], max_tokens=12, sampling=own, speculation=ALWAYS)
+            assert result.stats.speculation.num_draft_tokens, draft
+            sys.stdout.write(f"{result.token_ids} ")
+        client.generate([5, 80, 6], max_tokens=4, logprobs=2)
 sys.stdout.write(" ".join(sorted({"torch", "transformers"} & set(sys.modules))))
 """
 COMMAND = "import sys; from slipstream.cli.main import run; run(sys.argv[1:])"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     target = save_checkpoint(folder / "target")
-    drafts = {"glide": str(save_draft(target, folder / "draft"))}
+    draft = save_draft(target, folder / "draft")
     head = tiny_eagle.save_for(load_target_parts(str(target)).model, folder / "head")
-    return str(target), drafts | {"eagle3": f"eagle3:{head}", "vanilla": f"vanilla:{target}"}
+    return [str(target), str(draft), f"eagle3:{head}", f"vanilla:{target}"]
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +61,10 @@ def ran_without(torchless, cache, *words, **more):
 
 
 @needs_native
-@pytest.mark.parametrize("kind", ["glide", "eagle3", "vanilla"])
-def test_a_native_pair_generates_the_same_tokens_where_torch_is_not_installed(
-    kind, pair, torchless, tmp_path
+def test_native_pairs_generate_the_same_tokens_where_torch_is_not_installed(
+    models, torchless, tmp_path
 ):
-    words = ("-c", GENERATE, pair[0], pair[1][kind])
+    words = ("-c", GENERATE, *models)
     first, again = (ran_without(torchless, tmp_path / "without", *words) for _ in range(2))
     whole = ran_python(*words, SLIPSTREAM_CACHE=str(tmp_path / "with"))
     assert first.returncode == whole.returncode == 0, first.stderr + whole.stderr
@@ -81,8 +82,8 @@ def test_a_native_pair_generates_the_same_tokens_where_torch_is_not_installed(
         (("bench", "cost", "--shape", "llama-3-8b"), "this needs torch"),
     ],
 )
-def test_what_needs_torch_says_what_to_install(words, subject, pair, torchless, tmp_path):
-    words = [pair[0] if word == "TARGET" else word for word in words]
+def test_what_needs_torch_says_what_to_install(words, subject, models, torchless, tmp_path):
+    words = [models[0] if word == "TARGET" else word for word in words]
     done = ran_without(torchless, tmp_path, "-c", COMMAND, *words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert subject in done.stderr
