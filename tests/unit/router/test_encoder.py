@@ -1,7 +1,6 @@
 """Prompts are encoded in processes of their own: a template that takes too much ends its own one.
 
-Templates are programs of strangers. Whatever one does, it is refused with a sentence, the next
-prompt has its tokens, and nothing of it runs on the event loop.
+Templates are programs of strangers: nothing of them runs on the event loop.
 """
 
 import asyncio
@@ -73,20 +72,6 @@ async def test_refusals_are_those_of_one_process():
             await text.encode("a" * 1000, PLAIN_FORM, max_tokens=10)
         with pytest.raises(InvalidRequest, match="token id 259, not 0 to 258"):
             await text.encode([259], PLAIN_FORM, max_tokens=10)
-
-
-async def test_whatever_a_template_does_the_next_prompt_has_its_tokens():
-    async with opened(HOSTILE) as text:
-        plain = await text.encode("hello", PLAIN_FORM, max_tokens=CONTEXT)
-        for attack, sentence in {
-            "power": "more than 2 s of CPU",
-            "doubling": "more than 768 MiB of memory",
-            "format": "more than 768 MiB of memory",
-            "range": "refuses these messages",
-        }.items():
-            with pytest.raises(InvalidRequest, match=sentence):
-                await text.encode(attack, PLAIN_FORM, max_tokens=CONTEXT)
-            assert await text.encode("hello", PLAIN_FORM, max_tokens=CONTEXT) == plain
 
 
 async def test_a_short_prompt_does_not_wait_for_a_long_one():
