@@ -66,12 +66,8 @@ async def written(target, session, guess=None, *, known=(), prompt=PROMPT):
         proposal = guess(sequence.tokens[len(prompt) :], verdict) if guess else Proposal()
 
 
-def text_of(output):
-    return TEXT.decode(output)
-
-
 def follows(grammar, output):
-    return output[-1] == EOS and re.fullmatch(grammar.text, text_of(output)) is not None
+    return output[-1] == EOS and re.fullmatch(grammar.text, TEXT.decode(output)) is not None
 
 
 def adversary(seed, right):

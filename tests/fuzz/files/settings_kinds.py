@@ -5,7 +5,6 @@ import tempfile
 import tomllib
 from collections.abc import Callable
 from datetime import date
-from functools import cache
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -84,14 +83,6 @@ def _keys(path: Path) -> None:
     add_key(path, Entry("eve", "ab" * 32, expires=date(2037, 1, 1)))
 
 
-@cache
-def _authority() -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        return {
-            path.name: path.read_bytes() for path in certificates(Path(folder)).folder.iterdir()
-        }
-
-
 def _pair(path: Path) -> None:
     """Read a file that holds a certificate, an authority and a private key."""
     read_authority(path)
@@ -99,8 +90,9 @@ def _pair(path: Path) -> None:
 
 
 def _pem() -> list[bytes]:
-    found = _authority()
-    return [found["router.pem"] + found["router.key"]]
+    with tempfile.TemporaryDirectory() as folder:
+        own = certificates(Path(folder)).folder
+        return [(own / "router.pem").read_bytes() + (own / "router.key").read_bytes()]
 
 
 def _pem_lines(random: Random, data: bytes) -> bytes:

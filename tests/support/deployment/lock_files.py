@@ -1,7 +1,6 @@
 """Lock files as packages with their versions and hashes, and what installed packages need."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distribution
@@ -38,7 +37,12 @@ def names() -> list[str]:
 
 def read(name: str) -> dict[str, Pin]:
     """The packages of a lock by their names. A `ValueError` where one stands there twice."""
-    found = [_pin(line) for line in _lines((LOCKS / f"{name}.lock").read_text())]
+    lines = (LOCKS / f"{name}.lock").read_text().replace("\\\n", " ").splitlines()
+    found = [
+        Pin(Requirement(line.partition("--hash")[0].strip()), tuple(_HASH.findall(line)))
+        for line in lines
+        if line.strip() and not line.startswith("#")
+    ]
     pins = {pin.name: pin for pin in found}
     if len(pins) != len(found):
         raise ValueError(f"{name}.lock has a package twice")
@@ -59,13 +63,3 @@ def closure(name: str) -> set[str]:
         found |= left
         left = {other for each in left for other in needed(each)} - found
     return found
-
-
-def _lines(text: str) -> Iterator[str]:
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.strip() and not line.startswith("#"):
-            yield line
-
-
-def _pin(line: str) -> Pin:
-    return Pin(Requirement(line.partition("--hash")[0].strip()), tuple(_HASH.findall(line)))

@@ -96,7 +96,8 @@ def write(
     sizes = {"embedding_length": hidden, "block_count": LAYERS, "feed_forward_length": MLP}
     heads = {"head_count": HEADS, "head_count_kv": KEY_HEADS, "vocab_size": VOCAB}
     dims = dict.fromkeys(("key_length", "value_length", "rope_dimension_count"), dim)
-    _write_facts(writer, **_COMMON, **sizes, **heads, **dims)
+    for name, value in (_COMMON | sizes | heads | dims).items():
+        getattr(writer, f"add_{name}")(value)
     write_tokenizer(writer)
     for name, value in (more or {}).items():
         if isinstance(value, np.ndarray):
@@ -116,11 +117,6 @@ def write(
         writer.add_tensor(name, values.astype(np.float32))
     finish(writer)
     return path
-
-
-def _write_facts(writer: GGUFWriter, **facts: float) -> None:
-    for name, value in facts.items():
-        getattr(writer, f"add_{name}")(value)
 
 
 def _matrices(dim: int, hidden: int, num_tokens: int) -> dict[str, tuple[int, int]]:

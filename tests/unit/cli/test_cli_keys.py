@@ -42,10 +42,6 @@ def keys(file, capsys):
     return run
 
 
-def shown(token):
-    return (("authorization", f"Bearer {token}"),)
-
-
 def test_a_new_key_is_printed_as_a_token_that_opens_and_the_file_holds_its_digest(file, keys):
     limits = ("--requests-per-minute", "60", "--tokens-per-minute", "9000", "--max-concurrent", "8")
     code, token, error = keys("new", "alice", *limits, "--expires", "2099-01-31")
@@ -57,7 +53,7 @@ def test_a_new_key_is_printed_as_a_token_that_opens_and_the_file_holds_its_diges
     )
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert Access(file).check(shown(token)).name == "alice"
+    assert Access(file).check((("authorization", f"Bearer {token}"),)).name == "alice"
     assert keys("new", "bob")[1].strip() != token
     assert [entry.name for entry in read_keys(file)] == ["alice", "bob"]
     assert os.listdir(file.parent) == [file.name]

@@ -40,22 +40,14 @@ READERS = {
 }
 
 
-def pipe(path):
-    os.mkfifo(path)
-
-
-def loop(path):
-    path.symlink_to(path.name)
-
-
 def linked_pipe(path):
     os.mkfifo(path.with_suffix(".pipe"))
     path.symlink_to(path.with_suffix(".pipe"))
 
 
 PLACES = {
-    "a pipe": pipe,
-    "a link to itself": loop,
+    "a pipe": os.mkfifo,
+    "a link to itself": lambda path: path.symlink_to(path.name),
     "a link to a pipe": linked_pipe,
     "a link to a device without an end": lambda path: path.symlink_to("/dev/zero"),
     "a directory": Path.mkdir,

@@ -13,12 +13,8 @@ from support.models.hand_clock import HandClock
 TILE = 32
 
 
-def staircase(rows):
-    return 0.02 * -(-rows // TILE) + 0.0002 * rows
-
-
 def curve_of(rows=(1, 16, 32, 33, 64, 65, 96)):
-    return CostCurve([(at, staircase(at)) for at in rows], tile=TILE)
+    return CostCurve([(at, 0.02 * -(-at // TILE) + 0.0002 * at) for at in rows], tile=TILE)
 
 
 def offered(sessions, curve=None):
