@@ -1,10 +1,7 @@
 """Whole training runs on a tiny target: weights that load, clear refusals."""
 
 import json
-import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.run import train_draft
 from slipstream.train.trainer import TrainHooks
-from support.commands import IMPORT_PATH, ran, refusal
+from support.commands import ran_python, refusal
 from support.models.tiny_training import (
     CHECKED,
     LOSS,
@@ -34,8 +31,6 @@ from support.models.tiny_training import (
     train,
     training_place,
 )
-
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -184,19 +179,18 @@ SIZES = ("--batch-tokens", "36", "--precision", "float32", "--layers", "1,3", "-
 LAUNCHED = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_two_processes_of_torchrun_take_the_steps_that_one_would(tmp_path):
-    place = training_place(tmp_path)
-    paths = os.pathsep.join([str(TESTS), IMPORT_PATH])
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+def test_two_processes_of_torchrun_take_the_steps_that_one_would(place, tmp_path):
     weights = []
     for launcher, rate in (((), "1e-9"), ((), "0.05"), (LAUNCHED, "0.05")):
-        out = place / f"out{len(weights)}"
-        files = ("--data", place / "data.jsonl", "--out", out, "--lr", rate)
-        line = ("train", "glide", "--target", place / "target", *files, *OPTIONS, *SIZES)
-        done = ran(sys.executable, *launcher, "-m", "slipstream.cli.main", *line, env=env)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.count("acceptance by lag") == 1, "only the lead prints"
-        weights.append(load_weights(out)[0].state_dict())
+        out = tmp_path / str(len(weights))
+        line = words(place, out, *OPTIONS, *SIZES, "--lr", rate)
+        if launcher:
+            done = ran_python(*launcher, "-m", "slipstream.cli.main", *line)
+            assert done.returncode == 0, done.stderr[-3000:]
+            assert done.stdout.count("acceptance by lag") == 1, "only the lead prints"
+        else:
+            assert exit_code(line) == 0
+        weights.append(load_weights(out / "w")[0].state_dict())
     start, alone, together = weights
     assert all((alone[name] - value).abs().max() > 0.01 for name, value in start.items())
     torch.testing.assert_close(together, alone, rtol=0.01, atol=1e-3)
