@@ -18,6 +18,9 @@ from hypothesis import settings
 
 from slipstream.models.threads import num_threads, set_num_threads
 
+# What one process has compiled is there for all that a test starts.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("TRITON_INTERPRET", str(int(not Path("/dev/nvidiactl").exists())))
 
 REAL_MODEL = "smollm2-135m"
