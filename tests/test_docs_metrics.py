@@ -6,8 +6,7 @@ from pathlib import Path
 
 from slipstream.telemetry.catalog import CATALOG, DRAFT, HTTP, ROUTER, TARGET
 from support.telemetry.prometheus_names import all_samples, family
-from support.telemetry.prometheus_tool import check_expressions
-from support.telemetry.promql import known_labels
+from support.telemetry.promql import check_expressions, known_labels
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, SCALING = ((DOCS / f"{name}.md").read_text() for name in ("runbook", "scaling"))

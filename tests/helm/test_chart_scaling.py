@@ -24,8 +24,7 @@ from support.deployment.charts import (
 )
 from support.deployment.kube_policies import matches
 from support.telemetry.prometheus_names import all_samples, samples
-from support.telemetry.prometheus_tool import check_expressions
-from support.telemetry.promql import SCRAPED, known_labels, spoken
+from support.telemetry.promql import SCRAPED, check_expressions, known_labels, spoken
 
 ROLES_OF = {sample: set(metric.roles) for metric in CATALOG for sample in samples(metric)}
 """Who exports a series."""

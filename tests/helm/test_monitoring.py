@@ -15,8 +15,7 @@ import yaml
 from slipstream.core import errors
 from support.commands import ROOT
 from support.telemetry.prometheus_names import all_samples
-from support.telemetry.prometheus_tool import check_expressions, promtool
-from support.telemetry.promql import SCRAPED, known_labels, spoken
+from support.telemetry.promql import SCRAPED, check_expressions, known_labels, promtool, spoken
 
 FILE = ROOT / "helm/slipstream/alerts/slipstream.yaml"
 CASES = Path(__file__).parent / "alerts_cases.yaml"

@@ -18,7 +18,7 @@ from support.services import fleet
 from support.state.redis_server import running_redis
 from support.telemetry.otlp_collector import collector
 from support.telemetry.prometheus_names import samples
-from support.telemetry.prometheus_tool import promtool
+from support.telemetry.promql import promtool
 from support.telemetry.told_services import FORCED, asking, services
 
 ROLES = (ROUTER, TARGET, DRAFT)
