@@ -50,12 +50,9 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(site):
-    return {path: parsed(path) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
-
-
-def parsed(path: Path) -> Found:
-    found = Found()
-    found.feed(path.read_text(encoding="utf-8"))
+    found = {path: Found() for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    for path, page in found.items():
+        page.feed(path.read_text(encoding="utf-8"))
     return found
 
 

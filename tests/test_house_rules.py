@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,18 +56,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return ran(sys.executable, *command, cwd=ROOT, env=env)
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 def test_functions_fit_on_a_screen():
     too_long = [
         f"{name(path)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
         for path in sources()
-        for node in functions(ast.parse(path.read_text()))
-        if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
     ]
     assert too_long == []
 

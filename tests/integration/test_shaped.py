@@ -27,10 +27,6 @@ SAMPLINGS = [
 ]
 
 
-def shaped_target():
-    return tiny.local_target(causal_model(tiny.hf_model().to("cuda")))
-
-
 class Short:
     """Outputs have one token: what a walk does not reach can't be followed further."""
 
@@ -61,7 +57,8 @@ def batch_of(target):
 @pytest.mark.gpu
 def test_requests_of_every_kind_share_a_step():
     verdicts = []
-    for target in (tiny.local_target(tiny.causal()), shaped_target()):
+    shaped = causal_model(tiny.hf_model().to("cuda"))
+    for target in map(tiny.local_target, (tiny.causal(), shaped)):
         batch = batch_of(target)
         requests = [at.request for at in batch]
         assert len({fits_device(request.session) for request in requests}) == 2

@@ -17,7 +17,8 @@ from slipstream.telemetry.metric import Instruments, Metric, MetricKind
 @cache
 def family(metric: Metric) -> str:
     """Return its name without the endings of single series (`_bucket`, `_count`, `_sum`)."""
-    (name,) = {_without_end(sample, metric) for sample in samples(metric)}
+    has_end = metric.kind is MetricKind.HISTOGRAM
+    (name,) = {sample.rsplit("_", 1)[0] if has_end else sample for sample in samples(metric)}
     return name
 
 
@@ -66,9 +67,3 @@ def label(attribute: str) -> str:
         if name == attribute or name == attribute.replace(".", "_")
     )
     return found
-
-
-def _without_end(sample: str, metric: Metric) -> str:
-    if metric.kind is not MetricKind.HISTOGRAM:
-        return sample
-    return sample.rsplit("_", 1)[0]

@@ -56,11 +56,6 @@ def test_no_pause_ends_after_the_deadline():
     assert tried.left_s() == 0.125
 
 
-def resuming(num_received=0):
-    generation = Generation("hello", Ask(max_tokens=20, request_id="id"), num_received=num_received)
-    return StreamProgress(ClientCall(generation, 5.0), tries(5.0)[0])
-
-
 @pytest.mark.parametrize(("create", "num_pauses"), [(True, 3), (False, 6)])
 def test_the_next_turn_of_a_session_has_the_patience_of_what_has_begun(create, num_pauses):
     tried, clock = tries()
@@ -71,7 +66,9 @@ def test_the_next_turn_of_a_session_has_the_patience_of_what_has_begun(create, n
 
 def test_a_chunk_without_tokens_is_no_progress():
     tried, clock = tries()
-    stream = StreamProgress(resuming().next_call(), tried)
+    generation = Generation("hello", Ask(max_tokens=20, request_id="id"))
+    first = StreamProgress(ClientCall(generation, 5.0), tries(5.0)[0])
+    stream = StreamProgress(first.next_call(), tried)
     clock.now_s += tried.pause_s()
     stream.received(Chunk("", (), prompt=PROMPT))
     assert clock.pauses(tried) == [0.25, 0.5]

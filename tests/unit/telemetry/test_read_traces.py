@@ -11,10 +11,6 @@ from slipstream.telemetry.traces import find_trace, read_spans
 from support.telemetry.sample_traces import GENERATE, Recorder, write_trace
 
 
-def found(directory, request_id=None):
-    return find_trace(read_spans(directory), request_id)
-
-
 def test_a_last_line_counts_when_it_is_whole_and_not_while_it_is_being_written(tmp_path):
     write_trace(tmp_path)
     before = read_spans(tmp_path)
@@ -56,7 +52,7 @@ def test_other_requests_in_the_trace_of_a_caller_are_not_part_of_a_request(tmp_p
         say = {"gen_ai.response.id": name}
         top = to.span("router", GENERATE, at, app, kind=SpanKind.SERVER, say=say)
         to.span("router", f"part of {name}", at, top)
-    spans = found(tmp_path, "b").spans
+    spans = find_trace(read_spans(tmp_path), "b").spans
     assert [span.name for span in spans] == ["work", GENERATE, "part of b"]
 
 
