@@ -22,9 +22,16 @@ from slipstream.bench.figures import (
     quotient,
     table_of,
 )
-from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_distinct, rotated
+from slipstream.bench.harness import (
+    WARMUP_TOKENS,
+    Advance,
+    Question,
+    in_turn,
+    random_questions,
+    require_distinct,
+    rotated,
+)
 from slipstream.bench.methods import Method, parse_method
-from slipstream.bench.questions import Question, in_turn, random_questions
 from slipstream.client import AsyncClient
 from slipstream.core.errors import check
 from slipstream.core.request.stats import SpeculationStats

@@ -13,9 +13,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from slipstream.bench.harness import require_distinct
+from slipstream.bench.harness import Question, require_distinct
 from slipstream.bench.load import Answer, EngineUnderTest
-from slipstream.bench.questions import Question
 from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest, ServiceError
 

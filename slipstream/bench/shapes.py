@@ -24,8 +24,12 @@ from slipstream.models.cuda.graphs import num_captures
 from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.dtypes import CPU, FP8, choose_dtype
 from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
-from slipstream.models.glide.glide_files import save_glide
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.glide_init import (
+    GlideShape,
+    config_for_target,
+    init_from_target,
+    save_glide,
+)
 from slipstream.models.loaded import find_source, made_of, parse_device
 from slipstream.models.native.checkpoint import CONFIG
 from slipstream.models.native.library import has_kernels

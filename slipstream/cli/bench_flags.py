@@ -9,9 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.harness import TurnPlan, check_writable
+from slipstream.bench.harness import Question, TurnPlan, check_writable, read_questions, select
 from slipstream.bench.methods import MethodEngines
-from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
 from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
 from slipstream.cli.progress import bars

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_files import read_tensors, write_tensors
+from slipstream.models.glide.glide_init import read_tensors, write_tensors
 from slipstream.train.config import FLOOR, GRAD_CLIP, WARMUP, TrainSchedule, TrainSettings
 from slipstream.train.data import batches
 from slipstream.train.features import FeatureSet, TrainBatch

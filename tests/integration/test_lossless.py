@@ -14,9 +14,9 @@ from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.glide.chain_stop import DecisionNetwork
+from slipstream.models.causal import CausalScorer
 from slipstream.models.glide.load import glide_chains
+from slipstream.train.decision import DecisionNetwork
 from support.models import tiny, tiny_eagle
 from support.models.rounds import DEFAULTS, next_token, plain, speculate
 

@@ -14,8 +14,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Shape, StopPolicy
 from slipstream.core.verify.draws import fits_device
 from slipstream.models.decision import save_decision
-from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.loading import causal_model
+from slipstream.train.decision import DecisionNetwork
 from slipstream.verifying.request import ScheduledRequest, TargetRequest
 from support.models import tiny, tiny_checkpoint, tiny_eagle
 

@@ -14,7 +14,7 @@ from slipstream.core.policy.stop import COST, DECISION, SVIP, SVIP_SLOPE
 from slipstream.models.cuda.draw_kernels import NUM_PARTS, gumbel
 from slipstream.models.cuda.kernels import launch
 from slipstream.models.decision import EPS, MOST
-from slipstream.models.glide.chain_stop import (
+from slipstream.models.glide.glide_chain import (
     AT_END,
     AT_LIMIT,
     BY_POLICY,

@@ -15,7 +15,7 @@ from slipstream.models.glide.glide import rotate
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.torch.arrays import Rows, rounded, tensor_at
 from slipstream.models.torch.paged import PagedTokens, attend, attend_by_session
-from slipstream.models.torch.ranks import RowParallelLinear
+from slipstream.models.torch.ranks import RowParallelLinear, linear_of
 
 _FAMILIES = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _LINEARS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
@@ -262,12 +262,3 @@ def joined(*linears: Any) -> nn.Linear:
     if isinstance(linears[0], ScaledLinear):
         return ScaledLinear([weight, torch.cat([linear.scales for linear in linears])], bias)
     return linear_of(weight, bias)
-
-
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return a linear layer over these very tensors."""
-    made = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        made.bias = nn.Parameter(bias, requires_grad=False)
-    return made

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.models.cuda.layers import ScaledLinear, linear_of
+from slipstream.models.cuda.layers import ScaledLinear
 from slipstream.models.decoder import ANY_ROWS, RowRule
 from slipstream.models.glide.glide import RmsNorm
 from slipstream.models.torch.arrays import rounded
+from slipstream.models.torch.ranks import linear_of
 
 _PROBED = (*(1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96), *range(128, 513, 64))
 _FALLBACK = 16

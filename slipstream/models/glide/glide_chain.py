@@ -7,18 +7,72 @@ the host, so that both functions can be captured whole.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.models.glide.chain_stop import ChainNumber, StateNumber, StepNumber
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchDraft
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.torch.packing import tiles_of
-from slipstream.models.torch.paged import on_pages
+from slipstream.models.torch.paged import on_pages, tiles_of
+
+GOES_ON, AT_END, AT_LIMIT, BY_POLICY = range(4)
+"""Ends of a chain: a token that nothing follows, the depth it may have, or its policy."""
+MAX_ENDS = 8
+"""Tokens that nothing can follow, a chain at most."""
+
+
+class ChainNumber(IntEnum):
+    """Numbers of a chain, float64, of which `ENDS` are `MAX_ENDS`, and `POINTS` the last ones."""
+
+    HEAT = 0
+    THRESHOLD = 1
+    FALLBACK = 2
+    LEAST_PATH = 3
+    """Least probability of a path for one more token on it; 0 for any."""
+    POLICY = 4
+    MAX_DEPTH = 5
+    LIMIT = 6
+    ASKS_SCORE = 7
+    NUM_POINTS = 8
+    ENDS = 9
+    """Tokens that nothing follows; -1 for none."""
+    POINTS = 9 + MAX_ENDS
+    """Measured acceptance by confidence, `NUM_POINTS` points; see `core.policy.stop`."""
+
+
+class StepNumber(IntEnum):
+    """Numbers of a chain's step, int64."""
+
+    POSITION = 0
+    SLOT = 1
+    COUNT = 2
+    """Number of its own keys that its token sees."""
+    NUM_READ = 3
+    """Number of the target's."""
+    LAG = 4
+    """Tokens from the newest key of the target to the slot behind it."""
+    FIRST_KEY = 5
+    SECOND_KEY = 6
+
+
+class StateNumber(IntEnum):
+    """State of a chain, float64."""
+
+    TOKEN = 0
+    LENGTH = 1
+    REASON = 2
+    PATH_PROB = 3
+
+
+torch.library.define(
+    "slipstream::read_chain",
+    "(Tensor logits, Tensor first, Tensor[] head, Tensor[] chains, SymInt num) -> (Tensor, Tensor)",
+)
+
 
 STEPS = 2
 """Steps that are captured together: a chain that ends costs as many in vain, at most, and the host

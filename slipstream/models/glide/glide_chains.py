@@ -17,11 +17,14 @@ from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.decision import DecisionModel
 from slipstream.models.decoder import ANY_ROWS
 from slipstream.models.dtypes import Array
-from slipstream.models.glide.chain_stop import GOES_ON, MAX_ENDS, ChainNumber, StepNumber
 from slipstream.models.glide.glide_chain import (
+    GOES_ON,
+    MAX_ENDS,
     STEPS,
     ChainMemory,
     ChainModel,
+    ChainNumber,
+    StepNumber,
     first_pass,
     later_steps,
 )
@@ -30,7 +33,7 @@ from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, Candidates, ChainRequest
 from slipstream.models.torch.arrays import as_array
-from slipstream.models.torch.packing import fit, row_steps
+from slipstream.models.torch.paged import fit, row_steps
 
 _SESSIONS = row_steps(32, ANY_ROWS)
 _ROWS = CHAIN_ROWS // _SESSIONS[-1]

@@ -16,7 +16,7 @@ from slipstream.core.verify.draws import NO_TOKEN
 from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
 from slipstream.models.cuda import draws, layers  # noqa: F401
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
-from slipstream.models.glide.chain_stop import (
+from slipstream.models.glide.glide_chain import (
     AT_END,
     AT_LIMIT,
     BY_POLICY,

@@ -12,9 +12,9 @@ from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPoli
 from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.engine.thread import EngineThread
-from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.glide.chain_stop import DecisionNetwork
+from slipstream.models.causal import CausalScorer
 from slipstream.models.scorer import KvView
+from slipstream.train.decision import DecisionNetwork
 from support.models import tiny
 
 PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)

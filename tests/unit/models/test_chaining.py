@@ -15,13 +15,13 @@ from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPoli
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import DraftRequest
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
-from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.load import draft_scorer, glide_chains, target_parts
 from slipstream.models.glide.torch_parts import as_native
 from slipstream.models.native import library
 from slipstream.models.native.weights import eight_bits, plain
 from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, skippable
+from slipstream.train.decision import DecisionNetwork
 from support.models import tiny, tiny_eagle, tiny_glide
 from support.models.instruction_sets import available
 

@@ -15,13 +15,12 @@ from slipstream.core.tree import TokenTree
 from slipstream.models.cuda.layers import add_norm, attend_others, finish, place, read_states
 from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.format.safetensors_file import FP8
-from slipstream.models.glide.chain_stop import ChainNumber, StateNumber, StepNumber
+from slipstream.models.glide.glide_chain import ChainNumber, StateNumber, StepNumber
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
-from slipstream.models.torch.packing import pack, tiles_of
-from slipstream.models.torch.paged import attend, num_places, on_pages, unpack
+from slipstream.models.torch.paged import attend, num_places, on_pages, pack, tiles_of, unpack
 from support.cuda.operators import draw, edit, multiply, read_chain, truncate
 from support.models import tiny
 

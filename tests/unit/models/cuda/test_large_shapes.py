@@ -15,7 +15,6 @@ from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.eagle.eagle_weights import EagleWeights, eagle_shapes
 from slipstream.models.format.rope import Rotary
-from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chain import STEPS
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_config import EagleConfig
@@ -24,6 +23,7 @@ from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
 from slipstream.models.glide.load import draft_scorer, target_parts
 from slipstream.models.loading import causal_model
 from slipstream.models.torch import transformers_model
+from slipstream.train.decision import DecisionNetwork
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate

@@ -18,7 +18,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft
 from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates, read_each
-from slipstream.models.causal_scorer import CausalScorer
+from slipstream.models.causal import CausalScorer
 from slipstream.models.decision import (
     DECISION_NAME,
     GREEDY,
@@ -27,17 +27,17 @@ from slipstream.models.decision import (
     save_decision,
     slot_stats,
 )
-from slipstream.models.glide.chain_stop import (
+from slipstream.models.glide.glide_chain import (
     AT_END,
     AT_LIMIT,
     BY_POLICY,
     GOES_ON,
     ChainNumber,
-    DecisionNetwork,
     StateNumber,
 )
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.scorer import Scores
+from slipstream.train.decision import DecisionNetwork
 from support.cuda.operators import ChainSlot, state_behind
 from support.models import tiny
 
