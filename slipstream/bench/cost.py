@@ -5,8 +5,7 @@ machine hits all of it alike.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -202,26 +201,6 @@ def _context(plan: CostPlan, model: CausalModel, text: list[int]) -> list[int]:
             f" {model.context_length}"
         )
     return (text * -(-plan.context // len(text)))[: plan.context]
-
-
-@contextmanager
-def launches(device: str) -> Iterator[dict[str, float]]:
-    """Yield what there is, after the context, of kernels and copies that a GPU has run in it: their
-    number and milliseconds, the copies to the host, and how often this waited; none on a CPU."""
-    found: dict[str, float] = {}
-    from torch._C._autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile, supported_activities
-
-    if device == CPU or ProfilerActivity.CUDA not in supported_activities():
-        yield found
-        return
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        yield found
-        wait_for(device)
-    own = [event for event in trace.events() if event.device_type == DeviceType.CUDA]
-    found["kernels"], found["copies"] = len(own), sum("DtoH" in event.name for event in own)
-    found["waits"] = sum("Synchronize" in event.name for event in trace.events())
-    found["device_ms"] = sum(event.time_range.elapsed_us() for event in own) / 1000
 
 
 def _floors_ms(model: CausalModel, context: int, counts: Sequence[int]) -> dict[str, float]:

@@ -1,13 +1,22 @@
-"""Many requests at once to engines under test: throughput, and answers beside those alone."""
+"""Many requests at once to engines under test: throughput, and answers beside those alone.
+
+Servers with OpenAI's API are our HTTP front, llama.cpp, vLLM, SGLang: each request is a chat of one
+message, greedy, whose tokens are those of the server's own usage.
+"""
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from itertools import cycle, islice
 from statistics import median
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 from rich.table import Table
 
@@ -27,20 +36,18 @@ from slipstream.bench.harness import (
     Advance,
     Question,
     in_turn,
-    random_questions,
     require_distinct,
     rotated,
 )
-from slipstream.bench.methods import Method, parse_method
+from slipstream.bench.methods import Method
 from slipstream.client import AsyncClient
-from slipstream.core.errors import check
+from slipstream.config import are_local
+from slipstream.core.errors import InvalidRequest, ServiceError, check
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import SamplingParams
 from slipstream.options import check_bounds, option, parse_numbers
 
 MAX_CONCURRENCY = 4096
-ROUND_METHODS = "plain", "glide", "glide+cape", "auto"
-"""Methods whose rounds are taken apart: none, a chain, CaPE, and what a request gets by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +63,6 @@ class Answer:
 Send = Callable[[Question, int], Awaitable[Answer]]
 """Function that sends a question, to be answered with at most so many tokens."""
 Answers = list[tuple[int | str, Answer]]
-NUM_REPEATS = 2
-Launches = Callable[[], AbstractContextManager[dict[str, float]]]
-"""Function that collects what a device runs: see `cost.launches`."""
-_OF_DEVICE = ("kernels", "copies", "waits", "device_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,63 +189,6 @@ def method_engine(method: Method, client: AsyncClient, sampling: SamplingParams)
     return EngineUnderTest(method.name, send, method.is_comparable(is_greedy=sampling.is_greedy))
 
 
-async def measure_rounds(
-    plan: LoadPlan, client: AsyncClient, num_chars: int, launches: Launches, *, advance: Advance
-) -> dict[str, Any]:
-    """Return `measure_load` of random texts, and with each method what a round takes: see
-    `_round`."""
-    questions = random_questions(max(plan.users), num_chars)
-    methods = map(parse_method, ROUND_METHODS)
-    engines = [method_engine(method, client, SamplingParams()) for method in methods]
-    figures = await measure_load(plan, questions, engines, engines[0].send, advance=advance)
-    for level in figures["levels"]:
-        asked = questions[: level["users"]]
-        for engine in engines:
-            of = await _round(engine.send, asked, plan.max_new_tokens, launches)
-            level["engines"][engine.name] |= of
-    return figures
-
-
-async def _round(
-    send: Send, questions: Sequence[Question], most: int, launches: Launches
-) -> dict[str, float | None]:
-    """Return the milliseconds of a round of as many users as questions, what `launches` collects
-    in it, and the rest of the time, in which the device waits for the host. What a first token
-    takes, and the prompt before it, is left out."""
-
-    async def answers(count: int) -> list[Answer]:
-        return await asyncio.gather(*(send(question, count) for question in questions))
-
-    found = await answers(most)
-    rounds = max(drafting_figures([of.speculation])["rounds"] for of in found if of.speculation)
-    round_ms = 1000 * max(of.decode_s for of in found) / rounds
-    with launches() as first:
-        await answers(1)
-    with launches() as every:
-        await answers(most)
-    own = {name: (every[name] - first[name]) / rounds for name in every}
-    host_ms = round_ms - own["device_ms"] if own else None
-    return {"round_ms": round_ms, **dict.fromkeys(_OF_DEVICE), **own, "host_ms": host_ms}
-
-
-def rounds_table(figures: Figures, floors_ms: Mapping[str, float]) -> Table:
-    """Return a row for each number of users and method; `floors_ms` are by the former."""
-    columns = {
-        "tokens/s": number("tokens_per_s", 1),
-        f"over {figures['base']}": lambda of: fixed((of["ratio"] or {}).get("median"), 2, "x"),
-        "ms a round": number("round_ms", 2),
-        "of floor": lambda of: fixed(of["round_ms"] / of["floor_ms"], 2, "x"),
-        "kernels": number("kernels", 0),
-        "to host": number("copies", 1),
-        "waits": number("waits", 1),
-        "device ms": number("device_ms", 2),
-        "host ms": number("host_ms", 2),
-        "identical": lambda of: f"{of['identical']}/{of['outputs']}",
-    }
-    rows = (((u, n), {**of, "floor_ms": floors_ms[u]}) for u, n, of in _rows(figures))
-    return table_of(("sessions", "method"), columns, rows)
-
-
 def load_table(figures: Figures) -> Table:
     """Return a row for each number of users and engine."""
     columns = {
@@ -254,18 +200,83 @@ def load_table(figures: Figures) -> Table:
         ),
         "identical": lambda of: f"{of['identical']}/{of['outputs']}",
     }
-    return table_of(("users", "engine"), columns, (((u, n), of) for u, n, of in _rows(figures)))
+    return table_of(("users", "engine"), columns, (((u, n), of) for u, n, of in rows_of(figures)))
 
 
 def remarks(figures: Figures) -> Iterator[str]:
     """Yield where answers differ that must not."""
-    for users, name, of in _rows(figures):
+    for users, name, of in rows_of(figures):
         if of["differences"] and of["expected"]:
             where = position_text(of["differences"])
             yield f"{name} with {users} users differs from the prompts alone: {where}"
 
 
-def _rows(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
+def rows_of(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
+    """Yield the number of users, the engine's name and its figures."""
     for level in figures["levels"]:
         for name, of in level["engines"].items():
             yield str(level["users"]), name, of
+
+
+_TIMEOUT_S = 600.0
+
+
+def parse_endpoints(texts: Sequence[str]) -> dict[str, str]:
+    """Parse NAME=URL into URLs by name. Raises `InvalidRequest` for anything else."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        if not name or not url.startswith(("http://", "https://")):
+            raise InvalidRequest(f"the endpoint is {text!r}, but must be NAME=http://HOST:PORT/v1")
+        require_distinct([*found, name], "the endpoint")
+        found[name] = url.rstrip("/")
+    if not found:
+        raise InvalidRequest("there is no endpoint to measure; --endpoint NAME=URL names one")
+    return found
+
+
+def endpoint_engine(
+    name: str, url: str, token: str | None, pool: ThreadPoolExecutor
+) -> EngineUnderTest:
+    """Return a server with the first model that it serves. Raises `ServiceError` without one."""
+    models = _json(f"{url}/models", token).get("data")
+    if not models:
+        raise ServiceError(f"{url} serves no model")
+
+    def answer(prompt: str, max_tokens: int) -> Answer:
+        message = {"role": "user", "content": prompt}
+        body = {"model": models[0]["id"], "messages": [message], "temperature": 0}
+        values = _json(f"{url}/chat/completions", token, body | {"max_tokens": max_tokens})
+        try:
+            text = values["choices"][0]["message"].get("content") or ""
+            return Answer(values["usage"]["completion_tokens"], text)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ServiceError(
+                f"{url} sends no usage or no answer, so its tokens can't be counted"
+            ) from error
+
+    async def send(question: Question, max_tokens: int) -> Answer:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, answer, question.turns[0], max_tokens)
+
+    return EngineUnderTest(name, send)
+
+
+def _json(url: str, token: str | None, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    request = Request(url, None if body is None else json.dumps(body).encode(), headers)
+    is_local = are_local(f"{urlsplit(url).hostname}:0")
+    try:
+        with build_opener(*[ProxyHandler({})] * is_local).open(
+            request, timeout=_TIMEOUT_S
+        ) as found:
+            values: dict[str, Any] = json.load(found)
+            return values
+    except HTTPError as error:
+        with error:
+            text = error.read(500).decode(errors="replace").strip()
+        raise ServiceError(f"{url} answers {error.code}: {text}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise ServiceError(f"{url} does not answer ({error})") from None

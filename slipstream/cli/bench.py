@@ -15,6 +15,7 @@ from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, measure_cost
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
+from slipstream.bench.load import endpoint_engine, parse_endpoints
 from slipstream.bench.methods import (
     GRAMMAR,
     PLAIN,
@@ -24,7 +25,6 @@ from slipstream.bench.methods import (
     parse_request_methods,
     with_plain,
 )
-from slipstream.bench.peers import endpoint_engine, parse_endpoints
 from slipstream.cli.bench_flags import (
     ModelFlags,
     OutputFlags,
@@ -226,18 +226,17 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     models.check()
     if plan.shape is None:
         measured, facts = _target_cost(plan, models), models.facts()
+        show(cost_table(measured))
     else:
-        from slipstream.bench.shapes import measure_shape
+        from slipstream.bench import shapes
 
-        with step_bar(
-            load.NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.counts("sessions"))
-        ) as advance:
-            measured = measure_shape(plan, plan.shape, models.options(), advance=advance)
-        facts = {**machine_facts(models.device), "shape": plan.shape}
-    show(cost_table(measured))
-    if rounds := measured.get("rounds"):
-        table = load.rounds_table(rounds, measured["floors_ms"])
-        show(table, *load.remarks(rounds), f"captures: {measured['captures']}")
+        total = shapes.NUM_REPEATS * len(shapes.ROUND_METHODS) * len(plan.counts("sessions"))
+        with step_bar(total) as advance:
+            measured = shapes.measure_shape(plan, plan.shape, models.options(), advance=advance)
+        facts, rounds = {**machine_facts(models.device), "shape": plan.shape}, measured["rounds"]
+        table = shapes.rounds_table(rounds, measured["floors_ms"])
+        captures = f"captures: {measured['captures']}"
+        show(cost_table(measured), table, *load.remarks(rounds), captures)
     if floor := measured["floors_ms"].get("1"):
         plain, share = measured["forward_ms"]["1"], measured["of_floor"]
         show(f"a plain step takes {plain:.2f} ms, reading {floor:.2f} ({share:.0%})")
