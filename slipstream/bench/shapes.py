@@ -39,10 +39,10 @@ from slipstream.models.glide.glide_init import (
     save_glide,
 )
 from slipstream.models.loaded import find_source, made_of, parse_device
+from slipstream.models.machine import set_num_threads
 from slipstream.models.memory import wait_for
 from slipstream.models.native.checkpoint import CONFIG
 from slipstream.models.native.library import has_kernels
-from slipstream.models.threads import set_num_threads
 from slipstream.models.torch.arrays import start_torch, torch_dtype
 from slipstream.models.torch.loading import require_causal
 from slipstream.text.tokenizer import TextTokenizer

@@ -23,9 +23,8 @@ from slipstream.models.dtypes import AUTO, FP8, Q8, choose_dtype
 from slipstream.models.format.digests import file_digest, weights_digests
 from slipstream.models.format.resolve import find_local, resolve
 from slipstream.models.loaded import device_name, parse_device
-from slipstream.models.machine import describe_machine, release
+from slipstream.models.machine import describe_machine, num_threads, release
 from slipstream.models.native.library import has_kernels, kernels
-from slipstream.models.threads import num_threads
 from slipstream.options import option, options_of
 from slipstream.revision import code_revision
 

@@ -109,7 +109,6 @@ class DraftModel:
     decision: DecisionModel | None = None
     layers: tuple[int, ...] = ()
     folder: Path | None = None
-    tokenizer_hash: str | None = None
     vocab_size: int | None = None
     context_length: int | None = None
     memory: MemoryPlan | None = None
@@ -174,7 +173,7 @@ class DraftModel:
             draft,
             facts,
             self.layers,
-            self.tokenizer_hash,
+            self.pair.tokenizer_hash,
             self.vocab_size,
             self.context_length,
             self.memory,
@@ -262,7 +261,6 @@ def _reading(
         decision=decision,
         layers=scorer.layers,
         folder=folder,
-        tokenizer_hash=pair.tokenizer_hash,
         vocab_size=scorer.config.vocab_size,
         context_length=target.context_length,
         memory=memory,
@@ -291,7 +289,6 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         scorer=CausalScorer(model, vocab_size=loaded.num_token_ids),
         pair=ModelPair(target.model_id, VANILLA + loaded.model_id, loaded.tokenizer_hash),
         source=target.source,
-        tokenizer_hash=loaded.tokenizer_hash,
         vocab_size=model.vocab_size,
         memory=memory,
         engine=model.engine,

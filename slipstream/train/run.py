@@ -21,7 +21,7 @@ from slipstream.models.eagle.eagle_init import (
     load_eagle,
     published_config,
 )
-from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import default_layers
 from slipstream.models.glide.glide_init import (
     GlideShape,
@@ -30,7 +30,7 @@ from slipstream.models.glide.glide_init import (
     load_weights,
     trimmed_vocab,
 )
-from slipstream.models.glide.torch_parts import model_parts, rotary_tables
+from slipstream.models.glide.torch_parts import model_parts, rope_of
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import Bounded, check_bounds, option, parse_numbers, required
@@ -242,6 +242,7 @@ def _counted_vocab(target: LoadedModel, size: int, files: Sequence[DataFile]) ->
 def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
     """Return the target's frozen parts, for texts of up to `longest` tokens and their padding."""
     parts = model_parts(target.model)
-    rope = Rope(*rotary_tables(parts, longest + LENGTHS_ON_GPU, dtype=torch.float32))
-    vocab = vocab.to(parts.head.device)
-    return Frozen(parts.embeddings, parts.head[vocab], vocab, rope)
+    table: Tensor = parts.embedding
+    like = table.new_empty(0, dtype=torch.float32)
+    rope = rope_of(parts.rotary(longest + LENGTHS_ON_GPU), like)
+    return Frozen(table, parts.head_rows(vocab), vocab.to(table.device), rope)

@@ -22,7 +22,7 @@ from slipstream.models.glide.glide_torch import (
 )
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
-from slipstream.models.glide.torch_parts import TorchParts
+from slipstream.models.glide.torch_parts import rope_of, table_of
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import as_tensor
 
@@ -33,9 +33,8 @@ class TorchEagle(TorchDraft):
     def __init__(
         self, weights: EagleWeights, target: TargetParts, layout: KvLayout, *, is_scaled: bool
     ) -> None:
-        assert isinstance(target, TorchParts), "native code computes heads of its own targets"
         tensors, model = weights.tensors, _modules(weights)
-        own = as_tensor(tensors[EMBEDDING]) if EMBEDDING in tensors else target.embeddings
+        own = as_tensor(tensors[EMBEDDING]) if EMBEDDING in tensors else table_of(target)
         parts = (as_tensor(weights.vocab), own, model.lm_head.weight)
         del model.lm_head  # which is no linear layer of the pass
         super().__init__(model, layout, parts, is_scaled=is_scaled)
@@ -45,8 +44,7 @@ class TorchEagle(TorchDraft):
         del model.midlayer  # whose products are one now
 
     def rope(self, length: int) -> Rope:
-        halves = rotary_tables(self._config.rotary, length)
-        return Rope(*(as_tensor(own).to(self.embeddings).repeat(1, 2) for own in halves))
+        return rope_of(rotary_tables(self._config.rotary, length), self.embeddings)
 
     @torch.inference_mode()
     def fused(self, states: Sequence[Any], slots: Sequence[int]) -> Tensor:

@@ -28,7 +28,7 @@ from slipstream.models.glide.glide_init import glide_model
 from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
-from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
+from slipstream.models.glide.torch_parts import rope_of, table_of
 from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool
 from slipstream.models.scorer import Scores, on_host
@@ -190,9 +190,8 @@ class TorchGlide(TorchDraft):
     def __init__(
         self, weights: GlideWeights, target: TargetParts, layout: KvLayout, *, is_scaled: bool
     ) -> None:
-        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
-        model, vocab = glide_model(weights), as_tensor(weights.vocab).to(layout.device)
-        parts = (vocab, target.embeddings, target.head[vocab])
+        model, vocab = glide_model(weights), weights.vocab
+        parts = (as_tensor(vocab), table_of(target), as_tensor(target.head_rows(vocab)))
         super().__init__(model, layout, parts, is_scaled=is_scaled)
         self._target = target
         norms = [(layer.self_norm, layer.mlp_norm) for layer in model.layers]
@@ -200,7 +199,7 @@ class TorchGlide(TorchDraft):
         self.layers = [TorchLayer(layer, own, layer.cross) for layer, own in each]
 
     def rope(self, length: int) -> Rope:
-        return Rope(*rotary_tables(self._target, length, dtype=self._dtype))
+        return rope_of(self._target.rotary(length), self.embeddings)
 
     def states(self, pool: KvPool, tokens: DraftTokens, passes: Sequence[Attended]) -> Stream:
         stream: Any = self.embeddings[tokens.ids][None]

@@ -20,7 +20,6 @@ from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
 from slipstream.models.glide.target_parts import (
     LoadedParts,
-    NativeParts,
     TargetParts,
     parts_of_source,
     source_parts,
@@ -32,6 +31,7 @@ from slipstream.models.native.chains import NativeChains
 from slipstream.models.native.glide import NativeEagle, NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
+from slipstream.models.native.weights import Weights
 from slipstream.models.scorer import Chains
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def load_parts(name: str, *, dtype: str = AUTO, device: str = CPU) -> LoadedPart
     folder, gguf = find_sources(resolve(name))
     try:
         source = find_source(folder, gguf, dtype, device, has_layers=False)
-        return parts_of_source(source, source_parts, name, folder, gguf)
+        return parts_of_source(source, name, folder, gguf)
     except NotNative as reason:
         require_torch(f"{name} ({reason})")
     parts: LoadedParts = _torch_parts().load_torch_parts(name, folder, gguf, dtype, device)
@@ -163,7 +163,8 @@ def _native(
     weights: GlideWeights | EagleWeights, target: TargetParts, layout: KvLayout
 ) -> Any | None:
     try:
-        parts = target if isinstance(target, NativeParts) else _torch_parts().as_native(target)
+        is_native = isinstance(target.embedding, Weights)
+        parts = target if is_native else _torch_parts().as_native(target)
         if isinstance(weights, EagleWeights):
             return NativeEagle(weights, parts, layout)
         return NativeGlide(weights, parts, layout)

@@ -11,20 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.models.dtypes import CPU, Array
+from slipstream.models.dtypes import CPU
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import short_name
 from slipstream.models.format.rope import rotary_tables
 from slipstream.models.format.tokenizer import find_tokenizer, fitted
 from slipstream.models.native.source import WeightSource
-from slipstream.models.native.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetParts:
-    """The sizes of a target, as a draft has to have them; `dtype` is that of its keys and values.
+    """The sizes of a target, as a draft has to have them, and what a draft shares with it.
 
-    tokenizer_hash: None when the tokenizer is not at hand, which skips that check.
+    dtype: that of its keys and values; embedding: `Weights` or a tensor [V, d]; head_rows: token
+    ids [n] to rows [n, d] of the head, and rotary: a number of positions to cos and sin of each
+    [length, rotary_dim / 2], scaling included: arrays in float32, or tensors; tokenizer_hash: None
+    when the tokenizer is not at hand, which skips that check; is_tied: the head's rows are known to
+    be the embedding's.
     """
 
     dtype: np.dtype[Any]
@@ -35,28 +38,17 @@ class TargetParts:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    embedding: Any
+    head_rows: Callable[[Any], Any]
+    rotary: Callable[[int], tuple[Any, Any]]
     tokenizer_hash: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeParts(TargetParts):
-    """The frozen parts of a target for a draft in native code.
-
-    embedding: [V, d]; head_rows: token ids [n] to rows [n, d] of the head, float32; rotary: a
-    number of positions to cos and sin of each [length, head_dim / 2], float32; is_tied: the head's
-    rows are known to be the embedding's.
-    """
-
-    embedding: Weights
-    head_rows: Callable[[Array], Array]
-    rotary: Callable[[int], tuple[Array, Array]]
     is_tied: bool = False
 
 
-def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> NativeParts:
+def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> TargetParts:
     """Return the parts of a source of weights."""
     arch = source.architecture
-    return NativeParts(
+    return TargetParts(
         dtype=source.dtype,
         device=CPU,
         vocab_size=arch.vocab_size,
@@ -79,20 +71,15 @@ class LoadedParts:
 
     parts: TargetParts
     model_id: str
-    tokenizer_hash: str
     context_length: int
 
 
 def parts_of_source(
-    source: WeightSource,
-    make: Callable[..., TargetParts],
-    name: str,
-    folder: Path,
-    gguf: Path | None,
+    source: WeightSource, name: str, folder: Path, gguf: Path | None
 ) -> LoadedParts:
-    """Return what `make` takes of a source of weights, and what identifies the target."""
+    """Return the parts of a source of weights, and what identifies the target."""
     arch = source.architecture
     with reading(gguf or folder):
         tokenizer = fitted(find_tokenizer(folder, gguf), folder, arch.vocab_size)
-        parts = make(source, tokenizer_hash=tokenizer.vocab_hash)
-    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, arch.context_length)
+        parts = source_parts(source, tokenizer_hash=tokenizer.vocab_hash)
+    return LoadedParts(parts, short_name(name), arch.context_length)

@@ -18,7 +18,7 @@ from slipstream.models.format.rope import rotary_tables
 from slipstream.models.glide.glide_config import EagleConfig, GlideConfig
 from slipstream.models.glide.glide_scorer import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
-from slipstream.models.glide.target_parts import NativeParts
+from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.pool import HOST, KvLayout
 from slipstream.models.native.library import NativeShape, NotNative
@@ -52,7 +52,7 @@ class NativeGlide:
     buffers = HOST
     scores_others = False
 
-    def __init__(self, weights: GlideWeights, target: NativeParts, layout: KvLayout) -> None:
+    def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
         """Copy the weights. Raises `NotNative`."""
         _require_native(layout)
         self._target, self._layout = target, layout
@@ -135,7 +135,7 @@ class NativeGlide:
 class NativeEagle(NativeGlide):
     """Layer and head of one EAGLE-3 head, and what makes features of the target's states."""
 
-    def __init__(self, weights: EagleWeights, target: NativeParts, layout: KvLayout) -> None:
+    def __init__(self, weights: EagleWeights, target: TargetParts, layout: KvLayout) -> None:
         """Copy the weights. Raises `NotNative`."""
         _require_native(layout)
         config, tensors = weights.config, weights.tensors

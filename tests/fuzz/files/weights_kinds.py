@@ -38,7 +38,7 @@ from slipstream.models.glide.glide_weights import (
     rows_digest,
 )
 from slipstream.models.glide.load import load_glide, load_parts
-from slipstream.models.glide.target_parts import NativeParts, TargetParts
+from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
@@ -92,7 +92,6 @@ def _checkpoint() -> Path:
     weights = {name: noise.random(shape, np.float32) for name, shape in shapes.items()}
     save_decision(DecisionModel(weights), draft)
     own, parts = read_parameters(draft), load_parts(str(folder)).parts
-    assert isinstance(parts, NativeParts)
     blocks = {name: np.full(at, 17, np.uint8) for name, at in block_shapes(own.config).items()}
     save_blocks(
         GlideBlocks(blocks, blocks.pop(HEAD), rows_digest(parts.head_rows(own.vocab))), draft

@@ -11,7 +11,7 @@ from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import draft_scorer, target_parts
-from slipstream.models.glide.torch_parts import rotary_tables
+from slipstream.models.glide.torch_parts import rope_of
 from slipstream.models.scorer import NUM_SINKS, KvView
 from support.models import tiny
 
@@ -113,7 +113,7 @@ def reference(
     everything, own = torch.arange(len(tokens))[:, None], max(skipped, own)
     at, theirs = _read(everything, own)[:, 0], _read(everything, skipped)[:, 0]
     kvs = [tuple(_read(at, skipped) for at in pair) for pair in target_kv(target, tokens)]
-    tables = rotary_tables(target_parts(target), len(tokens), dtype=torch.float32)
+    tables = rope_of(target_parts(target).rotary(len(tokens)), torch.empty(0))
     rope = Rope(*(table[at] for table in tables))
     allowed = (theirs[None] < at[:, None]) & (theirs[None] < count)
     allowed[0, 0] = True

@@ -161,9 +161,7 @@ async def draft_place(
     receivers = KvReceivers(ChannelOptions(), CPU, sources)
     drafter = models.drafter(kind, receivers)
     parts = target_parts(tiny.hf_model())
-    made_for = (
-        LoadedParts(parts, "tiny", "tiny", models.target.context_length) if drafter.layers else None
-    )
+    made_for = LoadedParts(parts, "tiny", models.target.context_length) if drafter.layers else None
     about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)
     servicer = DraftServicer(drafter, receivers, about, config, telemetry=telemetry)
     async with (

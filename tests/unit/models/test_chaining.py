@@ -187,7 +187,7 @@ def test_tokens_of_the_text_and_the_noisiest_ones_are_ranked_as_by_a_whole_head(
     kind, temperature, text
 ):
     target, found = tiny_glide.llama(), []
-    embedding = kind(20 * target_parts(target).embeddings.numpy())
+    embedding = kind(20 * target_parts(target).embedding.numpy())
     own = {"embedding": embedding, "head_rows": embedding.dense(FLOAT32).__getitem__}
     parts = replace(as_native(target_parts(target)), is_tied=True, **own)
     for size in (40, 61):

@@ -77,8 +77,9 @@ def test_a_tied_model_whose_head_differs_has_both(checkpoint):
     change_weights(checkpoint, **{"lm_head.weight": tensors["model.embed_tokens.weight"].flip(0)})
     ours = target_parts(load_model(str(checkpoint), dtype="float32").model)
     theirs = target_parts(load_target_parts(str(checkpoint), dtype="float32").model)
-    own_head, embedding = ours.head_rows(np.arange(ours.vocab_size)), ours.embedding.matrix
-    assert np.array_equal(embedding, theirs.embeddings) and np.array_equal(own_head, theirs.head)
+    own_head, their_head = (of.head_rows(np.arange(ours.vocab_size)) for of in (ours, theirs))
+    embedding = ours.embedding.matrix
+    assert np.array_equal(embedding, theirs.embedding) and np.array_equal(own_head, their_head)
     assert not np.array_equal(own_head, embedding)
 
 

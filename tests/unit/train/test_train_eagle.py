@@ -12,7 +12,7 @@ from slipstream.core.errors import ModelMismatch
 from slipstream.models.eagle.eagle_init import head_config, head_from_target
 from slipstream.models.eagle.eagle_weights import read_eagle
 from slipstream.models.glide.glide import Rope
-from slipstream.models.glide.torch_parts import model_parts, rotary_tables
+from slipstream.models.glide.torch_parts import model_parts, rope_of
 from slipstream.train.config import EagleLoss
 from slipstream.train.eagle import EagleMethod
 from slipstream.train.features import FeatureSet
@@ -33,8 +33,8 @@ def made():
     for value in head.parameters():
         value.data += 0.3 * torch.randn_like(value) / value.shape[-1] ** 0.5
     parts = model_parts(target)
-    rope = Rope(*rotary_tables(parts, 64, dtype=torch.float32))
-    frozen = Frozen(parts.embeddings, parts.head[VOCAB], VOCAB, rope)
+    rope = rope_of(parts.rotary(64), parts.embedding)
+    frozen = Frozen(parts.embedding, parts.head_rows(VOCAB), VOCAB, rope)
     batch = FeatureSet([data_file()], target, (), inputs=LAYERS).batch([2, 1, 0])
     return EagleMethod(head, frozen, EagleLoss(unrolled=STEPS, prompt_weight=0.25), {}), batch
 

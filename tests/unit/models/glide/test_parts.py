@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -13,11 +12,9 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.format.architecture import EMBEDDING
 from slipstream.models.glide import torch_parts as module
 from slipstream.models.glide.load import load_parts, target_parts
-from slipstream.models.glide.target_parts import NativeParts
-from slipstream.models.glide.torch_parts import TorchParts, as_native, rotary_tables
+from slipstream.models.glide.torch_parts import as_native
 from slipstream.models.loading import load_model
-from slipstream.models.native import library
-from slipstream.models.native.weights import as_float32
+from slipstream.models.native.weights import Weights, as_float32
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny, tiny_checkpoint
 
@@ -64,17 +61,7 @@ def assert_same(found, whole):
     numbers = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "tokenizer_hash")
     for name in (*numbers, "dtype", "device", "vocab_size", "hidden_size"):
         assert getattr(found, name) == getattr(whole, name)
-    if isinstance(found, NativeParts):
-        assert_same_native(found, as_native(whole))
-        return
-    assert torch.equal(found.embeddings, whole.embeddings)
-    assert torch.equal(found.head, whole.head)
-    assert found.head.dtype == whole.head.dtype
-    for ours, theirs in zip(tables(found), tables(whole), strict=True):
-        np.testing.assert_array_max_ulp(ours.numpy(), theirs.numpy())
-
-
-def assert_same_native(found, whole):
+    found, whole = (one if is_native(one) else as_native(one) for one in (found, whole))
     assert found.embedding.kind == whole.embedding.kind
     assert np.array_equal(found.embedding.matrix, whole.embedding.matrix)
     assert found.embedding.matrix.dtype == whole.embedding.matrix.dtype
@@ -87,10 +74,8 @@ def every_row(parts):
     return parts.head_rows(np.arange(parts.vocab_size))
 
 
-def tables(parts):
-    if isinstance(parts, NativeParts):
-        return parts.rotary(100)
-    return rotary_tables(parts, 100, dtype=torch.float32)
+def is_native(parts):
+    return isinstance(parts.embedding, Weights)
 
 
 def forbid_whole(monkeypatch):
@@ -102,26 +87,21 @@ def forbid_whole(monkeypatch):
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, name, dtype, engine):
+def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, name, dtype):
     make, options = FILES[name]
     tiny_checkpoint.save_model(tmp_path, make(), **options)
     assert (len(list(tmp_path.glob("model-*.safetensors"))) > 2) is (name == "shards")
     whole = whole_parts(tmp_path, dtype)
     forbid_whole(monkeypatch)
     found = load_parts(str(tmp_path), dtype=dtype)
-    is_native = not engine and library.PATH.is_file()
-    assert isinstance(found.parts, NativeParts) == is_native
     assert_same(found.parts, whole)
     assert (found.model_id, found.context_length) == (tmp_path.name, 512)
-    assert found.tokenizer_hash == whole.tokenizer_hash
+    assert found.parts.tokenizer_hash == whole.tokenizer_hash
 
 
 def test_a_tied_head_is_in_memory_once(checkpoint):
     found = load_parts(str(checkpoint), dtype="float32").parts
     assert_same(found, whole_parts(checkpoint))
-    if isinstance(found, TorchParts):
-        assert found.head.data_ptr() == found.embeddings.data_ptr()
-        return
     for dtype in ("float32", "bfloat16"):
         source = load_model(str(checkpoint), dtype=dtype).model
         found = target_parts(source)
