@@ -14,7 +14,7 @@ from random import Random
 from string import ascii_lowercase
 from typing import Any, TypeVar
 
-from slipstream.core.errors import InvalidRequest, PromptTooLong, check
+from slipstream.core.errors import InvalidRequest, check
 from slipstream.core.request.results import Result
 from slipstream.core.round import Clock
 from slipstream.core.types import SamplingParams
@@ -156,15 +156,6 @@ def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:
     """Return `items` beginning with another one for each `by`."""
     start = by % max(len(items), 1)
     return (*items[start:], *items[:start])
-
-
-def require_room(question_id: int | str, length: int, max_new_tokens: int, limit: int) -> None:
-    """Raise `PromptTooLong` where a prompt and its answer exceed the context."""
-    if length + max_new_tokens > limit:
-        raise PromptTooLong(
-            f"question {question_id} has {length} tokens, which with"
-            f" {max_new_tokens} new ones exceed the context of {limit}"
-        )
 
 
 def require_distinct(names: Sequence[str], what: str) -> None:

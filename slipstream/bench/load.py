@@ -7,7 +7,7 @@ message, greedy, whose tokens are those of the server's own usage.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -63,6 +63,8 @@ class Answer:
 Send = Callable[[Question, int], Awaitable[Answer]]
 """Function that sends a question, to be answered with at most so many tokens."""
 Answers = list[tuple[int | str, Answer]]
+_Runs = dict[str, list[tuple[Answers, float]]]
+"""Answers and tokens per second of each run, by engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,69 +113,64 @@ async def measure_load(
     """
     for engine in engines:
         await engine.send(questions[0], min(WARMUP_TOKENS, plan.max_new_tokens))
-    order, levels = in_turn(questions), {users: _Level(engines) for users in plan.users}
+    base, order = engines[0].name, in_turn(questions)
+    levels: dict[int, _Runs] = {users: {of.name: [] for of in engines} for users in plan.users}
     for repeat in range(plan.repeats):
-        for users, level in levels.items():
+        for users, runs in levels.items():
             count = users * plan.requests_per_worker
             for engine in rotated(engines, repeat):
                 sent = islice(cycle(order), repeat * count, (repeat + 1) * count)
-                await level.run(engine, sent, users, plan.max_new_tokens)
+                runs[engine.name].append(await _run(engine, sent, users, plan.max_new_tokens))
                 advance(engine.name)
-    answered = {name for level in levels.values() for name in level.questions()}
+    every = [run for runs in levels.values() for own in runs.values() for run in own]
+    answered = {name for answers, _ in every for name, _ in answers}
     alone = {
         question.question_id: (await reference(question, plan.max_new_tokens)).content
         for question in questions
         if question.question_id in answered
     }
-    found = [{"users": users, "engines": level.figures(alone)} for users, level in levels.items()]
-    return {"base": engines[0].name, "levels": found}
+    found = [
+        {"users": users, "engines": {of.name: _figures(of, runs, base, alone) for of in engines}}
+        for users, runs in levels.items()
+    ]
+    return {"base": base, "levels": found}
 
 
-class _Level:
-    """Runs of all engines with one number of users."""
+async def _run(
+    engine: EngineUnderTest, questions: Iterator[Question], users: int, most: int
+) -> tuple[Answers, float]:
+    """Have so many users send the next question when their last is answered; return the answers and
+    tokens per second."""
+    answers: Answers = []
 
-    def __init__(self, engines: Sequence[EngineUnderTest]) -> None:
-        self._engines = engines
-        self._answers: dict[str, Answers] = {engine.name: [] for engine in engines}
-        self._speeds: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    async def work() -> None:
+        for question in questions:  # which all users take from
+            answers.append((question.question_id, await engine.send(question, most)))
 
-    async def run(
-        self, engine: EngineUnderTest, questions: Iterator[Question], users: int, most: int
-    ) -> None:
-        """Have so many users send the next question when their last is answered."""
-        answers: Answers = []
+    begun = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(users)))
+    seconds = time.perf_counter() - begun
+    return answers, sum(of.num_tokens for _, of in answers) / seconds
 
-        async def work() -> None:
-            for question in questions:  # which all users take from
-                answers.append((question.question_id, await engine.send(question, most)))
 
-        begun = time.perf_counter()
-        await asyncio.gather(*(work() for _ in range(users)))
-        seconds = time.perf_counter() - begun
-        self._answers[engine.name] += answers
-        self._speeds[engine.name].append(sum(of.num_tokens for _, of in answers) / seconds)
-
-    def questions(self) -> set[int | str]:
-        return {name for answers in self._answers.values() for name, _ in answers}
-
-    def figures(self, alone: dict[int | str, Sequence[Any]]) -> dict[str, Any]:
-        """Return the figures of each engine; `alone` are the contents to compare with."""
-        found, base = {}, self._speeds[self._engines[0].name]
-        for engine in self._engines:
-            answers, speeds = self._answers[engine.name], self._speeds[engine.name]
-            outputs = [(name, answer.content) for name, answer in answers]
-            found[engine.name] = {
-                "tokens_per_s": median(speeds),
-                "ratio": paired(speeds, base),
-                "requests": len(answers),
-                "tokens": sum(answer.num_tokens for _, answer in answers),
-                **drafting_figures([of.speculation for _, of in answers if of.speculation]),
-                "identical": sum(content == alone[name] for name, content in outputs),
-                "outputs": len(outputs),
-                "expected": engine.is_exact,
-                "differences": differences(outputs, alone),
-            }
-        return found
+def _figures(
+    engine: EngineUnderTest, runs: _Runs, base: str, alone: Mapping[int | str, Sequence[Any]]
+) -> dict[str, Any]:
+    """Return the figures of an engine beside the base; `alone` are the contents to compare with."""
+    answers = [answer for own, _ in runs[engine.name] for answer in own]
+    speeds, base_speeds = ([speed for _, speed in runs[name]] for name in (engine.name, base))
+    outputs = [(name, answer.content) for name, answer in answers]
+    return {
+        "tokens_per_s": median(speeds),
+        "ratio": paired(speeds, base_speeds),
+        "requests": len(answers),
+        "tokens": sum(answer.num_tokens for _, answer in answers),
+        **drafting_figures([of.speculation for _, of in answers if of.speculation]),
+        "identical": sum(content == alone[name] for name, content in outputs),
+        "outputs": len(outputs),
+        "expected": engine.is_exact,
+        "differences": differences(outputs, alone),
+    }
 
 
 def method_engine(method: Method, client: AsyncClient, sampling: SamplingParams) -> EngineUnderTest:

@@ -19,8 +19,9 @@ from slipstream.bench.figures import (
     table,
     table_of,
 )
-from slipstream.bench.harness import Advance, Question, Samples, TurnPlan, require_room, run_in_turn
+from slipstream.bench.harness import Advance, Question, Samples, TurnPlan, run_in_turn
 from slipstream.bench.methods import PLAIN, Method, MethodEngines
+from slipstream.core.errors import PromptTooLong
 from slipstream.options import option
 from slipstream.text.prompts import encode_prompt
 
@@ -43,7 +44,11 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> S
     for question in plan.questions:
         length = len(encode_prompt(engine.text, question.turns[0]))
         limit = engine.model.context_length
-        require_room(question.question_id, length, plan.max_new_tokens, limit)
+        if length + plan.max_new_tokens > limit:
+            raise PromptTooLong(
+                f"question {question.question_id} has {length} tokens, which with"
+                f" {plan.max_new_tokens} new ones exceed the context of {limit}"
+            )
     sampling = plan.sampling.params()
     asks = {
         method.name: partial(

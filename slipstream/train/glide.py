@@ -80,12 +80,6 @@ class Frozen:
         places = torch.searchsorted(self.vocab, ids).clamp_max(len(self.vocab) - 1)
         return torch.where(self.vocab[places] == ids, places, -1)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Frozen":
-        """Return the same on a device, computing in `dtype`."""
-        rope = Rope(*(table.to(device, dtype) for table in self.rope))
-        tables = (self.embeddings.to(device, dtype), self.head.to(device, dtype))
-        return Frozen(*tables, self.vocab.to(device), rope)
-
 
 def states(model: nn.Module, frozen: Frozen, batch: TrainBatch, mask: Tensor) -> Tensor:
     """Return final-normed states of the draft, [B, T, d]."""

@@ -37,31 +37,17 @@ class HeldoutCounts:
         matches, generated = matches.cpu(), generated.cpu()
         self._hits += (matches & generated).sum((1, 2))[: len(self._hits)]
         self._positions += int(generated.sum())
-        alive = chain_survival(matches, generated)
-        self._alive += alive.sum((1, 2))
-        self._chains += int(chain_starts(generated).sum())
+        if generated.shape[1] < CHAIN:
+            return
+        # A chain that begins at s predicts its token at depth i from position s + i with the newest
+        # i keys hidden, those from s on.
+        alive = generated.unfold(1, CHAIN, 1).all(-1)
+        self._chains += int(alive.sum())
+        for depth in range(CHAIN):
+            alive = alive & matches[depth, :, depth : depth + alive.shape[1]]
+            self._alive[depth] += alive.sum()
 
     def result(self) -> Heldout:
         """Return the shares so far; 0 where nothing was counted."""
         rates = self._hits / max(1, self._positions)
         return Heldout(tuple(rates.tolist()), tuple((self._alive / max(1, self._chains)).tolist()))
-
-
-def chain_starts(generated: Tensor) -> Tensor:
-    """Return positions from which a whole chain is generated ones, [B, T - CHAIN + 1]."""
-    return (
-        generated.unfold(1, CHAIN, 1).all(-1) if generated.shape[1] >= CHAIN else generated[:, :0]
-    )
-
-
-def chain_survival(matches: Tensor, generated: Tensor) -> Tensor:
-    """Return whether the chain begun at s is accepted up to each depth, [CHAIN, B, T - CHAIN + 1].
-
-    Its token at depth i is predicted from position s + i with the newest i keys hidden, those
-    from s on: matches[i, :, s + i].
-    """
-    alive, out = chain_starts(generated), []
-    for depth in range(CHAIN):
-        alive = alive & matches[depth, :, depth : depth + alive.shape[1]]
-        out.append(alive)
-    return torch.stack(out)

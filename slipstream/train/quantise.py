@@ -90,10 +90,8 @@ def quantise(run: QuantiseRun, *, progress: Progress) -> QuantiseOutcome:
     shapes = block_shapes(model.config)
     text = _text(run, target, model.config.target_layers)
     longest = max(len(document.ids) for document in text.features.documents)
-    draft = _Draft(
-        model.float().to(run.device),
-        borrowed(target, vocab, longest).to(torch.device(run.device), torch.float32),
-    )
+    frozen = borrowed(target, vocab, longest, torch.float32)
+    draft = _Draft(model.float().to(run.device), frozen)
     moments = input_moments(draft.model, draft.frozen, text.batches(text.read, "reading", progress))
     matrices = _rounded(draft.matrices(shapes), moments, progress)
     drafts = (draft, draft.replaced({name: own.weights() for name, own in matrices.items()}))

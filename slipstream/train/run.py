@@ -106,7 +106,7 @@ class DraftRun(Bounded):
         """Return the target's parts, for the longest text and all steps beyond its end."""
         longest = max(len(document.ids) for file in files for document in file.documents)
         dtype = getattr(torch, self.settings.precision.value)
-        return borrowed(target, vocab, longest + MAX_UNROLLED).to(target.model.device, dtype)
+        return borrowed(target, vocab, longest + MAX_UNROLLED, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +239,10 @@ def _counted_vocab(target: LoadedModel, size: int, files: Sequence[DataFile]) ->
     return trimmed_vocab(counts, size, forced=[*ends, *target.tokenizer.added_ids()])
 
 
-def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
-    """Return the target's frozen parts, for texts of up to `longest` tokens and their padding."""
+def borrowed(target: LoadedModel, vocab: Tensor, longest: int, dtype: torch.dtype) -> Frozen:
+    """Return the target's frozen parts in a dtype, for texts of up to `longest` tokens and their
+    padding."""
     parts = model_parts(target.model)
-    table: Tensor = parts.embedding
-    like = table.new_empty(0, dtype=torch.float32)
-    rope = rope_of(parts.rotary(longest + LENGTHS_ON_GPU), like)
-    return Frozen(table, parts.head_rows(vocab), vocab.to(table.device), rope)
+    table: Tensor = parts.embedding.to(dtype)
+    rope = rope_of(parts.rotary(longest + LENGTHS_ON_GPU), table)
+    return Frozen(table, parts.head_rows(vocab).to(dtype), vocab.to(table.device), rope)

@@ -123,22 +123,25 @@ class Trainer:
         """
         state, settings, of_lead = self.state, self._settings, self._group.of_lead
         begun, checked = hooks.clock() - state.elapsed_seconds, state.elapsed_seconds
-        meter = _Meter(checked)
+        since, taken = checked, list[tuple[Tensor, int]]()
         for picked in self._batches():
             done = progress(settings.schedule, state)
             if done >= 1:
                 break
             lr = learning_rate(settings.schedule, done)
-            self._step(picked, lr, meter)
+            taken.append(self._step(picked, lr))
             state.elapsed_seconds = of_lead(hooks.clock() - begun)
-            if state.elapsed_seconds - meter.since >= settings.report_seconds:
+            if state.elapsed_seconds - since >= settings.report_seconds:
                 if self._group.is_lead:
-                    hooks.report(meter.report(state, done, lr))
-                meter = _Meter(state.elapsed_seconds)
+                    losses, counts = zip(*taken, strict=True)
+                    speed = sum(counts) / (state.elapsed_seconds - since)
+                    loss = float(torch.stack(losses).mean())
+                    hooks.report(TrainReport(state.step, state.epoch, loss, lr, speed, done))
+                since, taken = state.elapsed_seconds, []
             if state.elapsed_seconds - checked >= 60 * settings.export_minutes:
                 self._check(hooks)
                 state.elapsed_seconds = checked = of_lead(hooks.clock() - begun)
-                meter = _Meter(checked)
+                since, taken = checked, []
         self._check(hooks)
 
     def save(self, path: Path, fingerprint: str) -> None:
@@ -220,7 +223,8 @@ class Trainer:
             batch = replace(batch, lengths=torch.zeros_like(batch.lengths))
         return batch, noise.to(group.device)
 
-    def _step(self, picked: Sequence[int], lr: float, meter: "_Meter") -> None:
+    def _step(self, picked: Sequence[int], lr: float) -> tuple[Tensor, int]:
+        """Take a step; return the loss of this member's part and the tokens of all."""
         settings, state, group = self._settings, self.state, self._group
         optimizer = self._optimizer
         for parameters in optimizer.param_groups:
@@ -237,30 +241,7 @@ class Trainer:
         state.step += 1
         num_tokens = sum(self._lengths[index] for index in picked)
         state.num_tokens += num_tokens
-        meter.add((part.value / part.weight.clamp_min(1.0)).detach(), num_tokens)
-
-
-@dataclass(slots=True)
-class _Meter:
-    """Losses and tokens since `since` (seconds of the run)."""
-
-    since: float
-    losses: list[Tensor] = field(default_factory=list)
-    num_tokens: int = 0
-
-    def add(self, loss: Tensor, num_tokens: int) -> None:
-        self.losses.append(loss)
-        self.num_tokens += num_tokens
-
-    def report(self, state: RunState, done: float, lr: float) -> TrainReport:
-        return TrainReport(
-            step=state.step,
-            epoch=state.epoch,
-            loss=float(torch.stack(self.losses).mean()),
-            lr=lr,
-            tokens_per_second=self.num_tokens / (state.elapsed_seconds - self.since),
-            done=done,
-        )
+        return (part.value / part.weight.clamp_min(1.0)).detach(), num_tokens
 
 
 def progress(schedule: TrainSchedule, state: RunState) -> float:

@@ -229,7 +229,8 @@ class BatchedTarget:
         done = [pending for pending in self._pending.values() if pending.request.is_done]
         if step is not None:
             self._count(step)
-            back = [pending.session_id for pending in done if _comes_again(pending.request)]
+            verdicts = ((pending.session_id, pending.request.verdict) for pending in done)
+            back = [name for name, own in verdicts if own and own.finish_reason is None]
             self._window.stepped(back, self.thread.idle_s, seconds=step.seconds)
         self.spent.turn(self._activity())
         for pending in done:
@@ -248,8 +249,3 @@ class BatchedTarget:
         if self._is_stepping:
             return Activity.BUSY
         return Activity.WAITING if self._window.num_away else Activity.IDLE
-
-
-def _comes_again(request: TargetRequest) -> bool:
-    verdict = request.verdict
-    return verdict is not None and verdict.finish_reason is None

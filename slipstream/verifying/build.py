@@ -15,7 +15,6 @@ from slipstream.core.round import Clock
 from slipstream.models.causal import CausalModel
 from slipstream.models.format.digests import bytes_digest
 from slipstream.models.kv.batch import Part
-from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.loaded import LoadedModel, sampling_defaults
 from slipstream.models.loading import causal_model
@@ -95,7 +94,14 @@ def build_target(
         hidden_layers=limits.hidden_layers,
     )
     memory, plan = plan_memory(model, limits)
-    curve = _costs(model, memory, limits, f"costs of {loaded.path}")
+    name = f"costs of {loaded.path} {model.weight_bytes} {model.dtype.name}"
+    curve = learn_cost(
+        model,
+        memory.pool,
+        max_tokens=min(limits.max_rows, _LEARN_TOKENS),
+        seconds=_LEARN_S,
+        name=f"{name} {model.numerics} {model.engine}",
+    )
     meter = LoadMeter(curve, max_tokens=limits.max_rows)
     grammars = grammars_of(loaded, model.vocab_size)
     target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions, grammars=grammars)
@@ -110,22 +116,13 @@ def build_target(
         tool_format=format_of(loaded.tokenizer.chat_template, tool_format),
         sampling_defaults=defaults,
     )
-    return BuiltTarget(target, model, facts, plan, _step_budget(model, limits, curve))
-
-
-def _costs(model: CausalModel, memory: KvMemory, limits: TargetLimits, name: str) -> CostCurve:
-    max_tokens = min(limits.max_rows, _LEARN_TOKENS)
-    name += f" {model.weight_bytes} {model.dtype.name} {model.numerics} {model.engine}"
-    return learn_cost(model, memory.pool, max_tokens=max_tokens, seconds=_LEARN_S, name=name)
-
-
-def _step_budget(model: CausalModel, limits: TargetLimits, curve: CostCurve) -> StepBudget:
-    return StepBudget(
+    budget = StepBudget(
         limits.max_rows,
         min(model.rule.max_rows, _TILE),
         max_delay_s=limits.max_prompt_delay_s,
         seconds=lambda num_tokens, num_keys: curve.seconds(num_tokens, keys=num_keys),
     )
+    return BuiltTarget(target, model, facts, plan, budget)
 
 
 def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, MemoryPlan]:
@@ -194,44 +191,28 @@ def learn_cost(
     On a device they are timed over the engine's own `pool`, whose forwards are captured.
     """
     max_tokens = min(max_tokens, model.context_length)
-    forwards = _Forwards(model, pool, max_tokens)
+    num_pages = CROWD + round_up(max_tokens, BLOCK_SIZE) // BLOCK_SIZE
+    if not model.draws_on_device or pool.num_free < num_pages:
+        pool = model.pool(num_pages, scratch_rows=BLOCK_SIZE)
+    caches = [model.open_in(pool) for _ in range(1 + CROWD)]
+
+    def forward(num_tokens: int, num_sessions: int) -> None:
+        used = caches[:1] if num_sessions == 1 else caches[1 : 1 + num_sessions]
+        tokens = [_TOKEN] * (num_tokens // num_sessions)
+        hidden, _ = model.forward([Part(cache, tokens) for cache in used])
+        model.logits(hidden)
+        wait_for(model.device)
+
     tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_tokens else None
     is_cpu = model.device == "cpu"
-    curve = _kept(name, forwards.compute, clock, max_tokens, tile) if is_cpu else None
+    curve = _kept(name, forward, clock, max_tokens, tile) if is_cpu else None
     if curve is None:
-        curve = learn(forwards.compute, clock, seconds=seconds, max_rows=max_tokens, tile=tile)
+        curve = learn(forward, clock, seconds=seconds, max_rows=max_tokens, tile=tile)
         if is_cpu:
             this_machine().keep(name, [curve.points, curve.session_s])
-    forwards.close()
+    for cache in caches:
+        cache.close()
     return curve
-
-
-class _Forwards:
-    def __init__(self, model: CausalModel, pool: KvPool, max_tokens: int) -> None:
-        own_pages = round_up(max_tokens, BLOCK_SIZE) // BLOCK_SIZE
-        if not model.draws_on_device or pool.num_free < CROWD + own_pages:
-            pool = model.pool(CROWD + own_pages, scratch_rows=BLOCK_SIZE)
-        self._model, self._pool = model, pool
-        self._alone = self._opened(max_tokens)
-        self._several: list[KvCache] = []
-
-    def compute(self, num_tokens: int, num_sessions: int) -> None:
-        while num_sessions > 1 and len(self._several) < num_sessions:
-            self._several.append(self._opened(1))
-        used = [self._alone] if num_sessions == 1 else self._several[:num_sessions]
-        tokens = [_TOKEN] * (num_tokens // num_sessions)
-        hidden, _ = self._model.forward([Part(cache, tokens) for cache in used])
-        self._model.logits(hidden)
-        wait_for(self._model.device)
-
-    def close(self) -> None:
-        for cache in (self._alone, *self._several):
-            cache.close()
-
-    def _opened(self, num_slots: int) -> KvCache:
-        cache = self._model.open_in(self._pool)
-        cache.reserve(num_slots)
-        return cache
 
 
 def _kept(

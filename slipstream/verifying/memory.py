@@ -71,7 +71,9 @@ class PrefixCache:
             key = tuple(tokens[start : start + BLOCK_SIZE])
             cached = _holder(below, key)
             if cached is None:
-                self._remove_beginning(below, key)
+                beginnings = (key[:size] for size in range(1, len(key)))
+                for shorter in [below[one] for one in beginnings if one in below]:
+                    self._remove(shorter)  # the new page holds all of it, and more
                 cached = _CachedPage(key, page, above)
                 self._pool.share(page)
                 below[key] = cached
@@ -90,14 +92,6 @@ class PrefixCache:
                 self._remove(cached)
                 return True
         return False
-
-    def _remove_beginning(
-        self, below: dict[tuple[int, ...], _CachedPage], key: tuple[int, ...]
-    ) -> None:
-        """Drop a page of which the new one holds all, and more."""
-        for size in range(1, len(key)):
-            if (cached := below.get(key[:size])) is not None:
-                self._remove(cached)
 
     def _remove(self, cached: _CachedPage) -> None:
         siblings = self._first if cached.above is None else cached.above.below

@@ -242,16 +242,11 @@ def check_request(
             f" {session.num_prompt_tokens} and up to {session.max_tokens} new ones need"
             f" {session.num_prompt_tokens} to {limit - 1}"
         )
-    _check_tree(proposal, len(sequence), context_length)
-
-
-def _check_tree(proposal: Proposal, num_tokens: int, context_length: int) -> None:
-    tree = proposal.tree
-    if len(tree) > MAX_NODES:
-        raise InvalidRequest(f"the proposal has {len(tree)} nodes, but at most {MAX_NODES} fit")
-    depth = max(tree.depths(), default=0)
-    if num_tokens + depth > context_length:
+    if (num_nodes := len(proposal.tree)) > MAX_NODES:
+        raise InvalidRequest(f"the proposal has {num_nodes} nodes, but at most {MAX_NODES} fit")
+    depth = max(proposal.tree.depths(), default=0)
+    if len(sequence) + depth > context_length:
         raise InvalidRequest(
-            f"{num_tokens} tokens and a proposal of depth {depth} exceed the context of"
+            f"{len(sequence)} tokens and a proposal of depth {depth} exceed the context of"
             f" {context_length} tokens"
         )

@@ -46,26 +46,22 @@ class Replay:
         is always the same function. The body may run more than once, so that what it writes
         besides its outputs must not depend on what it finds there.
         """
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = self._capture(body, inputs)
+        if key not in self._entries:  # warm up beside the current stream, then record
+            held = tuple(sent(given, self._device) for given in inputs)
+            here = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                body(*held)
+            here.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+                outputs = body(*held)
+            self._entries[key] = _Capture(held, outputs, graph.replay, body)
+        entry = self._entries[key]
         for static, given in zip(entry.inputs, inputs, strict=True):
             send(given, static)
         entry.replay()
         return entry.outputs
-
-    def _capture(self, body: Body, inputs: Sequence[Tensor]) -> _Capture:
-        """Warm up beside the current stream, then record."""
-        static = tuple(sent(given, self._device) for given in inputs)
-        here = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            body(*static)
-        here.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
-            outputs = body(*static)
-        return _Capture(static, outputs, graph.replay, body)
 
 
 _replays: WeakSet[Replay] = WeakSet()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slipstream.core.errors import ModelMismatch
 from slipstream.files import write_json, write_whole
 from slipstream.models.format.digests import file_digest
-from slipstream.models.glide.glide import GlideCrossAttention, GlideLayer, GlideModel
+from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME, GlideConfig
 from slipstream.models.glide.glide_weights import (
     BLOCKS_NAME,
@@ -78,9 +78,14 @@ def init_from_target(model: Any, config: GlideConfig) -> GlideModel:
     draft, layers = GlideModel(config), llama_layers(model)
     with torch.no_grad():
         for layer, source in zip(draft.layers, layers[-config.num_layers :], strict=True):
-            _copy_layer(layer, source)
+            layer.self_norm.weight.copy_(source.input_layernorm.weight)
+            layer.mlp_norm.weight.copy_(source.post_attention_layernorm.weight)
+            _copy(layer.self_attn, source.self_attn, "qkvo")
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                copy_linear(getattr(layer.mlp, name), getattr(source.mlp, name), name)
             for cross, index in zip(layer.cross, config.target_layers, strict=True):
-                _copy_cross(cross, layers[index])
+                cross.norm.weight.copy_(layers[index].input_layernorm.weight)
+                _copy(cross, layers[index].self_attn, "qo")
         draft.norm.weight.copy_(model.get_decoder().norm.weight)
     return draft
 
@@ -106,19 +111,11 @@ def llama_layers(model: Any) -> Sequence[Any]:
     return result
 
 
-def _copy_layer(layer: GlideLayer, source: Any) -> None:
-    layer.self_norm.weight.copy_(source.input_layernorm.weight)
-    layer.mlp_norm.weight.copy_(source.post_attention_layernorm.weight)
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
-        copy_linear(getattr(layer.self_attn, name), getattr(source.self_attn, name, None), name)
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        copy_linear(getattr(layer.mlp, name), getattr(source.mlp, name), name)
-
-
-def _copy_cross(cross: GlideCrossAttention, source: Any) -> None:
-    cross.norm.weight.copy_(source.input_layernorm.weight)
-    for name in ("q_proj", "q_norm", "o_proj"):
-        copy_linear(getattr(cross, name), getattr(source.self_attn, name, None), name)
+def _copy(into: nn.Module, source: Any, projections: str) -> None:
+    """Copy an attention's projections, and the norms of those of heads."""
+    norms = [f"{kind}_norm" for kind in projections if kind in "qk"]
+    for name in (*(f"{kind}_proj" for kind in projections), *norms):
+        copy_linear(getattr(into, name), getattr(source, name, None), name)
 
 
 def copy_linear(into: nn.Module | None, source: Any, name: str) -> None:

@@ -47,7 +47,6 @@ class GlideState:
     """
 
     cache: KvCache
-    capacity: int
     tokens: list[int] = field(default_factory=list)
     skipped: int = 0
     lead: int = 0
@@ -218,17 +217,17 @@ class GlideScorer(Scorer):
         cache = KvCache(pool, limit=capacity)
         cache.reserve(capacity)
         self._reach(capacity)
-        return self.state_type(cache, capacity)
+        return self.state_type(cache)
 
     def skip(self, state: GlideState, skipped: int) -> None:
         state.skip(skipped)
-        self._reach(skipped + state.capacity)
+        self._reach(skipped + state.cache.limit)
 
     def check(self, ask: Ask) -> None:
         state = ask.state
         check_ask(ask, state.parents, len(state.tokens))
         held = len(state.tokens) + len(state.parents) if isinstance(ask, Grow) else 0
-        check_room(held + len(ask.tokens), state.capacity)
+        check_room(held + len(ask.tokens), state.cache.limit)
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
             wanted, seen = self.layers, ask.view.layers
             if missing := [layer for layer in wanted if layer not in seen]:
@@ -249,7 +248,7 @@ class GlideScorer(Scorer):
 
     def close(self, state: GlideState) -> None:
         super().close(state)
-        state.tokens, state.target_kv, state.capacity = [], (), 0
+        state.tokens, state.target_kv, state.cache.limit = [], (), 0
 
     def _reach(self, length: int) -> None:
         """Compute what positions below `length` need."""

@@ -87,7 +87,11 @@ class Batch:
         """Add a tree: nodes on the first-child path take the slot of their position while the
         session has one, others a scratch slot."""
         tree, cache, none = part.tree, part.cache, tuple[int, ...]()
-        main, above = _first_path(tree), {ROOT: (none, True, part.end)}
+        main, above = set[int](), {ROOT: (none, True, part.end)}
+        below = tree.children(ROOT)
+        while below:
+            main.add(below[0])
+            below = tree.children(below[0])
         for node, parent in enumerate(tree.parents):
             path, is_straight, position = above[parent]
             is_placed = node in main and position < cache.num_slots
@@ -108,15 +112,6 @@ def _next(scratch: Iterator[int]) -> int:
     if slot is None:
         raise CapacityError("the trees of a forward have more nodes than there is scratch room for")
     return slot
-
-
-def _first_path(tree: TokenTree) -> frozenset[int]:
-    path = []
-    below = tree.children(ROOT)
-    while below:
-        path.append(below[0])
-        below = tree.children(below[0])
-    return frozenset(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,9 @@ def load_target_parts(
     path = resolve(name)
     folder, gguf = find_sources(path)
     generation_config(path)  # names faults that transformers does not
-    if dtype == FP8:
-        _require_plain(folder, gguf)
+    what = f"{gguf.name} is a GGUF file" if gguf else f"{folder.name} is quantised already"
+    if dtype == FP8 and (gguf or getattr(require_causal(folder), "quantization_config", None)):
+        raise InvalidRequest(f"the dtype is fp8, but {what}: use auto")
     with quiet_transformers(), reading(path):
         is_scaled = dtype == FP8 and num_ranks == 1  # ranks round their parts later
         model = _load_model(folder, gguf, chosen, CPU if is_scaled else device, num_ranks)
@@ -89,13 +90,6 @@ def _load_model(
     Safetensors(folder).require_floats(name for name, _ in model.named_parameters())
     require_read(report["unexpected_keys"], str(folder), model.config.model_type)
     return model
-
-
-def _require_plain(folder: Path, gguf: Path | None) -> None:
-    """Raise `InvalidRequest` for weights that are not rounded to 8 bits: those of other forms."""
-    what = f"{gguf.name} is a GGUF file" if gguf else f"{folder.name} is quantised already"
-    if gguf or getattr(require_causal(folder), "quantization_config", None) is not None:
-        raise InvalidRequest(f"the dtype is fp8, but {what}: use auto")
 
 
 def check_ranks(path: Path, num_ranks: int) -> None:

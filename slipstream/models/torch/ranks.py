@@ -45,15 +45,9 @@ class Ranks:
         """
         part = part.contiguous()
         if in_order:
-            return self._all(part)
+            return self.all_parts(part)
         dist.all_reduce(part)
         return part
-
-    def side_by_side(self, part: Tensor, size: int) -> Tensor:
-        """Every rank's columns [..., width], `size` in all; the last rank may have fewer."""
-        width = -(-size // self.size)
-        parts = self._all(F.pad(part, (0, width - part.shape[-1])).contiguous())
-        return torch.cat(parts.chunk(self.size), -1)[..., :size]
 
     def heads(self, own: Tensor) -> Tensor | None:
         """Keys and values [2 * own heads, n, d] of every rank as [2 * heads, n, d]; for rank 0."""
@@ -81,11 +75,11 @@ class Ranks:
         if self.size == 1:
             return rule
         own = torch.tensor([[rule.min_rows, rule.max_rows]], device=device)
-        for low, high in self._all(own).tolist():
+        for low, high in self.all_parts(own).tolist():
             rule = rule.intersect(RowRule(low, high))
         return rule
 
-    def _all(self, part: Tensor) -> Tensor:
+    def all_parts(self, part: Tensor) -> Tensor:
         """Return every rank's `part` [n, ...] as [ranks * n, ...], by one kernel."""
         parts = part.new_empty(self.size * len(part), *part.shape[1:])
         assert dist.group.WORLD is not None, "several ranks have met"
@@ -167,7 +161,10 @@ class GatheredLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., num_out]."""
-        return self._ranks.side_by_side(self.part(x), self._num_out)
+        part, ranks = self.part(x), self._ranks
+        width = -(-self._num_out // ranks.size)  # the last rank may have fewer
+        parts = ranks.all_parts(F.pad(part, (0, width - part.shape[-1])).contiguous())
+        return torch.cat(parts.chunk(ranks.size), -1)[..., : self._num_out]
 
 
 class ShardedEmbedding(nn.Module):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -110,31 +111,22 @@ def model_of(
     if not source.is_tied:
         _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source, device)
     for index, layer in enumerate(body.layers):
-        _set_biases(layer, source)
-        if is_lent:
-            _lend(layer, index, source)
+        for name, shape in source.architecture.linears():  # each has biases of its own, or none
+            bias = nn.Parameter(torch.empty(shape[0], device="meta"))
+            has_bias = name in source.architecture.biases
+            layer.get_submodule(name).register_parameter("bias", bias if has_bias else None)
+        fill = partial(_fill, layer, f"model.layers.{index}", source, device)
+        if is_lent:  # a layer gets its weights whenever it runs
+            layer.register_forward_pre_hook(lambda *_, fill=fill: fill())
+            layer.register_forward_hook(partial(_take_back, index, source))
         else:
-            _fill(layer, f"model.layers.{index}", source, device)
+            fill()
     return model.eval().requires_grad_(False)
 
 
-def _set_biases(layer: nn.Module, source: "WeightSource") -> None:
-    """Give the linears of a layer the biases that the source has, each on its own."""
-    for name, shape in source.architecture.linears():
-        bias = nn.Parameter(torch.empty(shape[0], device="meta"))
-        has_bias = name in source.architecture.biases
-        layer.get_submodule(name).register_parameter("bias", bias if has_bias else None)
-
-
-def _lend(layer: nn.Module, index: int, source: "WeightSource") -> None:
-    """Give a layer its weights whenever it runs, and take them back."""
-
-    def take_back(*_: Any) -> None:
-        layer.to("meta")
-        source.release(index)
-
-    layer.register_forward_pre_hook(lambda *_: _fill(layer, f"model.layers.{index}", source))
-    layer.register_forward_hook(take_back)
+def _take_back(index: int, source: "WeightSource", layer: nn.Module, *_: Any) -> None:
+    layer.to("meta")
+    source.release(index)
 
 
 def _fill(module: nn.Module, name: str, source: "WeightSource", device: str = CPU) -> None:

@@ -122,7 +122,7 @@ def test_sessions_of_a_pass_have_the_bits_that_each_has_alone(num_layers):
     # Pages of the sessions in company lie between each other's.
     beside = [scorer.open(100, pool) for _ in texts]
     for state in beside:
-        state.cache.limit = state.capacity = 200
+        state.cache.limit = 200
         state.cache.reserve(200)
     for step in range(5):
         together = scorer.score(asks(beside, step)).logits

@@ -86,7 +86,7 @@ def test_moments_are_those_of_the_inputs(place):
     model, vocab = load_weights(place / "weights")
     model = model.float()
     layers = model.config.target_layers
-    frozen = borrowed(target, vocab, 64).to(torch.device("cpu"), torch.float32)
+    frozen = borrowed(target, vocab, 64, torch.float32)
     data = read_data(place / "data.jsonl", ReadLimits(61), encode=lambda prompt: [1, 2])
     batch = FeatureSet([data], target.model, layers).batch([0, 1, 2])
     moments = input_moments(model, frozen, [batch])
