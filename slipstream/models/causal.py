@@ -16,7 +16,7 @@ from slipstream.core.verify.noise import Floats
 from slipstream.models.decoder import Decoder
 from slipstream.models.dtypes import CPU, Array
 from slipstream.models.format.architecture import ModelSizes
-from slipstream.models.kv.batch import Batch, Draw, DrawnTokens, Part
+from slipstream.models.kv.batch import Batch, Draw, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.reference import SAMPLE_TOKENS, sample_tokens
@@ -87,12 +87,14 @@ class CausalModel:
         hidden, _ = self.decoder.forward(parts[0].cache.pool, batch)
         return hidden, batch.slots_by_part()
 
-    def draw(self, parts: Sequence[Part], draws: Iterable[Draw]) -> DrawnTokens:
-        """Return what `forward` does, with tokens drawn on the device; one transfer brings them.
-        For a model that `draws_on_device`."""
+    def draw(
+        self, parts: Sequence[Part], draws: Iterable[Draw]
+    ) -> tuple[Any, tuple[tuple[int, ...], ...], list[int]]:
+        """Return what `forward` does, and tokens drawn on the device; one transfer brings them, and
+        the next forward overwrites the states. For a model that `draws_on_device`."""
         batch = self._laid_out(parts)
         hidden, tokens = self.decoder.forward(parts[0].cache.pool, batch, draws)
-        return DrawnTokens(hidden, batch.slots_by_part(), tokens)
+        return hidden, batch.slots_by_part(), tokens
 
     def logits(self, hidden: Any) -> Any:
         """Logits [rows, vocab] for hidden states [rows, d]: both are in the model's dtype, or in

@@ -59,18 +59,18 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
             by_request.append(_draws(request, end))
             yield from by_request[-1]
 
-    drawn = model.draw(parts, draws())
-    _add_prompt_logprobs(model, drawn.hidden, batch)
+    hidden, slots, drawn = model.draw(parts, draws())
+    _add_prompt_logprobs(model, hidden, batch)
     both = list(zip(decided, by_request, strict=True))
-    by_logits = iter(_by_logits(model, drawn.hidden, [one for one, own in both if not own]))
-    tokens = iter(drawn.tokens)
+    by_logits = iter(_by_logits(model, hidden, [one for one, own in both if not own]))
+    tokens = iter(drawn)
     decisions = [
         partial(walk_drawn, request.proposal.tree, list(islice(tokens, len(own))))
         if own
         else next(by_logits)
         for (request, _), own in both
     ]
-    return drawn.places, decisions
+    return slots, decisions
 
 
 def _add_prompt_logprobs(model: CausalModel, hidden: Any, batch: Batch) -> None:

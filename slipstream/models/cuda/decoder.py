@@ -17,7 +17,7 @@ from slipstream.core.types import SamplingParams
 from slipstream.models.cuda.draws import DrawTables, draw_packed, is_plain, pack_draws, parts_of
 from slipstream.models.cuda.graphs import Replay, sent
 from slipstream.models.cuda.layers import fuse, scale_linears
-from slipstream.models.cuda.steady import SteadyProducts
+from slipstream.models.cuda.steady import make_steady, probed_rule
 from slipstream.models.decoder import Decoder, RowRule
 from slipstream.models.dtypes import CPU
 from slipstream.models.format.architecture import ModelSizes
@@ -173,8 +173,8 @@ def torch_decoder(
         fuse(model)
     rule = None
     if is_invariant:
-        products = SteadyProducts(model)
-        rule = products.rule = ranks.agree_on_rule(products.rule, model.device)
+        rule = ranks.agree_on_rule(probed_rule(model), model.device)
+        make_steady(model, rule)
     given, length = (model, layout, rule, ranks), sizes.context_length
     return CudaDecoder(*given, context_length=length) if on_device else TorchDecoder(*given)
 

@@ -21,56 +21,53 @@ _PROBED = (*(1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96), *
 _FALLBACK = 16
 
 
-class SteadyProducts:
-    """Products of a model, all under the `rule` that every form of its weights allows."""
+def probed_rule(model: nn.Module) -> RowRule:
+    """Return the row counts that products with every form of a model's weights allow.
 
-    def __init__(self, model: nn.Module) -> None:
-        """Swap the linear layers and norms of a model, in place."""
-        self.rule = ANY_ROWS
-        self._forms: set[tuple[torch.Size, torch.dtype, bool]] = set()
-        self._swap(model)
-
-    def _swap(self, module: nn.Module) -> None:
-        children: list[tuple[str, Any]] = [*module.named_children()]
-        for name, child in children:
-            if isinstance(child, nn.Linear):
-                self._probe(child)
-                setattr(module, name, SteadyLinear(child, self))
-            elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
-                # Torch's fused kernel adds up each row alone.
-                norm = RmsNorm(len(child.weight), child.variance_epsilon)
-                norm.weight = child.weight
-                setattr(module, name, norm)
-            else:
-                self._swap(child)
-
-    def _probe(self, linear: nn.Linear) -> None:
-        """Narrow the rule to what products of this form allow. A bias may bring another kernel; one
-        of zeros hides nothing of the order of additions."""
+    A bias may bring another kernel; one of zeros hides nothing of the order of additions.
+    """
+    rule, forms = ANY_ROWS, set[tuple[torch.Size, torch.dtype, bool]]()
+    for linear in (own for own in model.modules() if isinstance(own, nn.Linear)):
         weight, bias = linear.weight.detach(), linear.bias
         form = (weight.shape, weight.dtype, bias is not None)
-        if form not in self._forms:
-            self._forms.add(form)
+        if form not in forms:
+            forms.add(form)
             is_scaled = isinstance(linear, ScaledLinear)
             example, few = cancelling(weight, torch.bfloat16 if is_scaled else weight.dtype)
             rows, num = rounded(few) if is_scaled else [few], -(-len(weight) // len(few))
             like = [own.repeat(num, 1)[: len(weight)] for own in rows]
             zeros = None if bias is None else bias.detach() * 0
             made = ScaledLinear(like, zeros) if is_scaled else linear_of(like[0], zeros)
-            self.rule = self.rule.intersect(probe_rows(made, example))
+            rule = rule.intersect(probe_rows(made, example))
+    return rule
+
+
+def make_steady(module: nn.Module, rule: RowRule) -> None:
+    """Swap the linear layers and norms of a model, in place; products obey the rule."""
+    children: list[tuple[str, Any]] = [*module.named_children()]
+    for name, child in children:
+        if isinstance(child, nn.Linear):
+            setattr(module, name, SteadyLinear(child, rule))
+        elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
+            # Torch's fused kernel adds up each row alone.
+            norm = RmsNorm(len(child.weight), child.variance_epsilon)
+            norm.weight = child.weight
+            setattr(module, name, norm)
+        else:
+            make_steady(child, rule)
 
 
 class SteadyLinear(nn.Module):
-    """A linear layer in pieces of rows that obey the rule of all."""
+    """A linear layer in pieces of rows that obey a rule."""
 
-    def __init__(self, linear: nn.Linear, products: SteadyProducts) -> None:
+    def __init__(self, linear: nn.Linear, rule: RowRule) -> None:
         super().__init__()
-        self._linear, self._products = linear, products
+        self._linear, self._rule = linear, rule
 
     def forward(self, x: Tensor, *scales: Tensor) -> Tensor:
         """x [..., in] -> [..., out]; x [R, in] where rows have `scales` [R, 1]."""
         rows = (x.reshape(-1, x.shape[-1]), *scales)
-        return tiled(self._linear, rows, self._products.rule).view(*x.shape[:-1], -1)
+        return tiled(self._linear, rows, self._rule).view(*x.shape[:-1], -1)
 
 
 def tiled(product: Callable[..., Tensor], rows: Sequence[Tensor], rule: RowRule) -> Tensor:

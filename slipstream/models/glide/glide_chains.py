@@ -21,12 +21,10 @@ from slipstream.models.glide.glide_chain import (
     GOES_ON,
     MAX_ENDS,
     STEPS,
-    ChainMemory,
     ChainModel,
     ChainNumber,
+    StaticChains,
     StepNumber,
-    first_pass,
-    later_steps,
 )
 from slipstream.models.glide.glide_scorer import CHAIN_ROWS, GlideScorer
 from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
@@ -151,7 +149,7 @@ class GlideChains:
         points = (profile.calibration.points, profile.calibration_sampled.points)
         most = min(max(profile.cape_table) + 1, len(draft.vocab))
         self._sizes = most, max(map(len, points))
-        self._memories: dict[tuple[int, int], ChainMemory] = {}
+        self._memories: dict[tuple[int, int], StaticChains] = {}
 
     def prepare(self, pool: KvPool) -> None:
         """Capture all shapes over a pool that nothing uses."""
@@ -242,24 +240,23 @@ class GlideChains:
                 others[number, index] = place_of(buffers[-1])
         return pages, others, buffers
 
-    def _memory(self, pool: KvPool, sessions: int) -> ChainMemory:
+    def _memory(self, pool: KvPool, sessions: int) -> StaticChains:
         key = (id(pool), sessions)
         if key not in self._memories:
             given = (self._model, pool, sessions, self._num_pages, self._sizes)
-            self._memories[key] = ChainMemory(*given)
+            self._memories[key] = StaticChains(*given)
         return self._memories[key]
 
-    def _first(self, memory: ChainMemory, given: Array) -> tuple[Tensor, ...]:
-        body = first_pass(self._model, memory, _ROWS)
-        return self.replay.run((id(memory), "first"), body, [torch.from_numpy(given)])
+    def _first(self, chains: StaticChains, given: Array) -> tuple[Tensor, ...]:
+        key, inputs = (id(chains), "first"), [torch.from_numpy(given)]
+        return self.replay.run(key, chains.first_pass, inputs)
 
     def _later(
-        self, memory: ChainMemory, depth: int, found: tuple[Tensor, ...]
+        self, chains: StaticChains, depth: int, found: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return what `later_steps` does behind what it, or the first pass, has `found`."""
-        steps, (state, _, carried) = memory.steps[depth : depth + STEPS], found
-        body = later_steps(self._model, memory)
-        return self.replay.run((id(memory), "later"), body, [steps, state, carried])
+        inputs = [chains.steps[depth : depth + STEPS], found[0], found[2]]
+        return self.replay.run((id(chains), "later"), chains.later_steps, inputs)
 
 
 def _found(rows: list[list[float]], num: int, ask: ChainRequest) -> list[Candidates]:

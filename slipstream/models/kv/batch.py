@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,13 +124,3 @@ class Draw:
     """Up to two, of which the second counts where both change a token; rows may share them."""
     mask: Mask | None = None
     """Tokens that are allowed; None: all are."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnTokens:
-    """A forward whose tokens are drawn: `hidden` [rows, d] is overwritten by the next forward,
-    `places` are the rows' slots by part."""
-
-    hidden: Any
-    places: tuple[tuple[int, ...], ...]
-    tokens: list[int]

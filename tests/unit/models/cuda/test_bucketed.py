@@ -160,7 +160,7 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
     for tree, num, sampling in itertools.product(NODES, (1, 3), (SAMPLED, TRUNCATED)):
         parts = [Part(model.open_in(pool), tiny.tokens(2, seed=at), tree) for at in range(num)]
         draws = [Draw(index, sampling, (index, 7)) for index in range(num * (2 + len(tree)))]
-        hidden = model.draw(parts, draws).hidden.cpu()
+        hidden = model.draw(parts, draws)[0].cpu()
         others = [Part(plain.open(9), part.pending, tree) for part in parts]
         expected = np.concatenate([plain.forward([part])[0] for part in others])
         np.testing.assert_allclose(hidden, expected, rtol=1e-4, atol=1e-5)
@@ -196,10 +196,10 @@ def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most, is_scaled):
 def test_more_tokens_than_any_shape_has_are_computed_without_capture():
     plain, text, model = tiny.causal(), tiny.tokens(20), few_rows(shaped())
     part, other = Part(model.open_in(model.pool(1)), text), Part(plain.open(20), text)
-    drawn = model.draw([part], [Draw(at, SamplingParams(), (0, 0)) for at in range(20)])
+    hidden, _, tokens = model.draw([part], [Draw(at, SamplingParams(), (0, 0)) for at in range(20)])
     expected = plain.forward([other])[0]
-    np.testing.assert_allclose(drawn.hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
-    assert drawn.tokens == plain.logits(expected).argmax(-1).tolist()
+    np.testing.assert_allclose(hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
+    assert tokens == plain.logits(expected).argmax(-1).tolist()
     assert [*model.decoder.replay._entries] == [(16, True), (4, True)]  # draws alone
 
 
@@ -212,7 +212,7 @@ def test_more_edits_than_there_is_room_for_are_applied_in_parts():
     sampling, left = SamplingParams(), (7, 2, 9, 5)
     draws = [Draw(at, sampling, (0, 0), (np.delete(banned, left[at], 0),)) for at in range(4)]
     assert sum(len(draw.edits[0]) for draw in draws) > len(model.decoder._tables.edits)
-    assert tuple(model.draw([part], draws).tokens) == left
+    assert tuple(model.draw([part], draws)[2]) == left
 
 
 def test_memory_of_captures_is_accounted():

@@ -126,17 +126,17 @@ def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
             caches = [model.open_in(pool) for _ in range(num)]
             parts = [Part(cache, tiny.tokens(2, seed=at), tree) for at, cache in enumerate(caches)]
             found.append(model.draw(parts, draws))
-            slots = list(chain(*found[-1].places))
+            slots = list(chain(*found[-1][1]))
             views = [caches[0].view([3 + at]).layers[3 + at] for at in STATES]
             states.append(torch.cat([own[:, slots].flatten() for own in views]).cpu())
             for cache in caches:
                 cache.close()
-        assert split.is_scaled or found[0].tokens == found[1].tokens
+        assert split.is_scaled or found[0][2] == found[1][2]
         (step,) = split.steps
         assert step.method is tensor_parallel.TensorParallelWorker.forward
         assert not step.arguments[1].values.size
-        hidden = [drawn.hidden.cpu() for drawn in found]
-        logits = (model.logits(found[1].hidden).cpu() for model, _ in split.pools)
+        hidden = [drawn[0].cpu() for drawn in found]
+        logits = (model.logits(found[1][0]).cpu() for model, _ in split.pools)
         # Heads are not rounded, and have the same states.
         for (own, whole), limit in ((hidden, 0.08), (states, 0.08), (logits, 1e-4)):
             assert (own - whole).norm() < (limit if split.is_scaled else 1e-5) * whole.norm()

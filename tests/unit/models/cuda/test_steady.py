@@ -7,7 +7,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from slipstream.models.cuda.layers import scale_linears
-from slipstream.models.cuda.steady import SteadyProducts, probe_rows, tiled
+from slipstream.models.cuda.steady import make_steady, probe_rows, probed_rule, tiled
 from slipstream.models.decoder import RowRule
 from slipstream.models.glide.glide import RmsNorm
 from slipstream.models.torch.arrays import rounded
@@ -64,9 +64,9 @@ def test_products_and_norms_of_a_model_give_a_row_the_same_bits_in_any_company(d
         scale_linears(body, "cuda")
     x = torch.randn(128, 64).to("cuda", dtype)
     expected = body(x)
-    products = SteadyProducts(body)
+    make_steady(body, rule := probed_rule(body))
     assert isinstance(body[0], RmsNorm)
-    assert products.rule.max_rows >= products.rule.min_rows
+    assert rule.max_rows >= rule.min_rows
     whole = body(x)
     torch.testing.assert_close(whole, expected, rtol=0.02, atol=0.02)
     for count in (1, 2, 4, 8, 16, 64):
