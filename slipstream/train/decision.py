@@ -220,7 +220,11 @@ def train_decision(
     _fit_base(network, train)
     best.offer()
     hidden = (wide - mean) / scale
-    optimizer = _optimizer(network, settings)
+    groups: list[dict[str, Any]] = [
+        {"params": [network.hidden.weight, network.out.weight]},  # which read the hidden state
+        {"params": [network.stats.weight, network.hidden.bias], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay)
     waited = 0
     for _ in range(settings.max_epochs):
         for rows in torch.randperm(len(train)).split(settings.batch_rows):
@@ -231,7 +235,9 @@ def train_decision(
         if waited == settings.patience:
             break
     network.load_state_dict(best.state)
-    _fold(network, mean, scale)
+    with torch.no_grad():  # the first layer is to read raw states, no standardised ones
+        network.hidden.weight.div_(scale)
+        network.hidden.bias.sub_(network.hidden.weight @ mean)
     return network.model()
 
 
@@ -283,22 +289,3 @@ def _fit_base(network: DecisionNetwork, train: Records) -> None:
 
     solver.step(loss)
     network.set_base(base.weight.detach(), base.bias.detach())
-
-
-def _optimizer(network: DecisionNetwork, settings: DecisionSettings) -> torch.optim.Optimizer:
-    """Return AdamW with weight decay on what reads the hidden state, not on the statistics."""
-    groups = [
-        {
-            "params": [network.hidden.weight, network.out.weight],
-            "weight_decay": settings.weight_decay,
-        },
-        {"params": [network.stats.weight, network.hidden.bias], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.lr)
-
-
-@torch.no_grad()
-def _fold(network: DecisionNetwork, mean: Tensor, scale: Tensor) -> None:
-    """Make the first layer read raw states instead of standardised ones."""
-    network.hidden.weight.div_(scale)
-    network.hidden.bias.sub_(network.hidden.weight @ mean)

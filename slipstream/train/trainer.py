@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -107,9 +107,18 @@ class Trainer:
         self._features, (self._train, self._heldout) = features, split
         self._settings = settings
         self._group = group
+        matrices, others = (
+            [value for value in method.model.parameters() if (value.ndim > 1) is is_matrix]
+            for is_matrix in (True, False)
+        )
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(
-            _groups(method.model, settings.weight_decay),
+            groups,
             lr=settings.schedule.lr,
+            weight_decay=settings.weight_decay,
             betas=(0.9, 0.95),
             fused=True,
         )
@@ -258,12 +267,3 @@ def learning_rate(schedule: TrainSchedule, done: float) -> float:
         return schedule.lr * max(done, 1e-3) / WARMUP
     falling = 0.5 * (1 + math.cos(math.pi * (done - WARMUP) / (1 - WARMUP)))
     return schedule.lr * (FLOOR + (1 - FLOOR) * falling)
-
-
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    matrices = [value for value in model.parameters() if value.ndim > 1]
-    others = [value for value in model.parameters() if value.ndim <= 1]
-    return [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]

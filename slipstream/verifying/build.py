@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
@@ -94,15 +95,7 @@ def build_target(
         hidden_layers=limits.hidden_layers,
     )
     memory, plan = plan_memory(model, limits)
-    name = f"costs of {loaded.path} {model.weight_bytes} {model.dtype.name}"
-    curve = learn_cost(
-        model,
-        memory.pool,
-        max_tokens=min(limits.max_rows, _LEARN_TOKENS),
-        seconds=_LEARN_S,
-        name=f"{name} {model.numerics} {model.engine}",
-    )
-    meter = LoadMeter(curve, max_tokens=limits.max_rows)
+    meter, budget = _metered(model, memory, limits, loaded.path)
     grammars = grammars_of(loaded, model.vocab_size)
     target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions, grammars=grammars)
     facts = ModelFacts(
@@ -116,13 +109,28 @@ def build_target(
         tool_format=format_of(loaded.tokenizer.chat_template, tool_format),
         sampling_defaults=defaults,
     )
+    return BuiltTarget(target, model, facts, plan, budget)
+
+
+def _metered(
+    model: CausalModel, memory: KvMemory, limits: TargetLimits, path: Path
+) -> tuple[LoadMeter, StepBudget]:
+    """Return the meter that makes offers, and the budget of a step, by the costs of steps here."""
+    name = f"costs of {path} {model.weight_bytes} {model.dtype.name}"
+    curve = learn_cost(
+        model,
+        memory.pool,
+        max_tokens=min(limits.max_rows, _LEARN_TOKENS),
+        seconds=_LEARN_S,
+        name=f"{name} {model.numerics} {model.engine}",
+    )
     budget = StepBudget(
         limits.max_rows,
         min(model.rule.max_rows, _TILE),
         max_delay_s=limits.max_prompt_delay_s,
         seconds=lambda num_tokens, num_keys: curve.seconds(num_tokens, keys=num_keys),
     )
-    return BuiltTarget(target, model, facts, plan, budget)
+    return LoadMeter(curve, max_tokens=limits.max_rows), budget
 
 
 def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, MemoryPlan]:
