@@ -107,13 +107,10 @@ class Trainer:
         self._features, (self._train, self._heldout) = features, split
         self._settings = settings
         self._group = group
-        matrices, others = (
-            [value for value in method.model.parameters() if (value.ndim > 1) is is_matrix]
-            for is_matrix in (True, False)
-        )
+        every = [*method.model.parameters()]
         groups: list[dict[str, Any]] = [
-            {"params": matrices},
-            {"params": others, "weight_decay": 0.0},
+            {"params": [own for own in every if own.ndim > 1]},
+            {"params": [own for own in every if own.ndim <= 1], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(
             groups,
