@@ -35,10 +35,9 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import option, required
 from slipstream.revision import code_revision
 from slipstream.train.data import DataFile, padded_batches, split_heldout, write_provenance
-from slipstream.train.features import FeatureSet, TrainBatch
+from slipstream.train.features import CHAIN, FeatureSet, Heldout, HeldoutCounts, TrainBatch
 from slipstream.train.glide import Frozen, generated_positions, lag_mask, lag_matches, states
 from slipstream.train.gptq import Q4Matrix, gptq
-from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts
 from slipstream.train.run import borrowed, read_files
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"

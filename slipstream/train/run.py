@@ -36,7 +36,15 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import Bounded, check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.config import MAX_UNROLLED, EagleLoss, GlideLoss, LossSettings, TrainSettings
+from slipstream.train.config import (
+    MAX_UNROLLED,
+    SINGLE_PROCESS,
+    EagleLoss,
+    GlideLoss,
+    LossSettings,
+    TrainGroup,
+    TrainSettings,
+)
 from slipstream.train.data import (
     PROVENANCE_NAME,
     DataFile,
@@ -50,7 +58,6 @@ from slipstream.train.data import (
 from slipstream.train.eagle import EagleMethod
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
 from slipstream.train.glide import Frozen, GlideMethod
-from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.trainer import Check, Method, RunState, Trainer, TrainHooks
 
 
