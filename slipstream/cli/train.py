@@ -22,7 +22,7 @@ from slipstream.text.prompts import encode_answer, encode_prompt
 from slipstream.train import quantise as four_bits
 from slipstream.train.config import train_group
 from slipstream.train.data import Document, ReadLimits, read_data
-from slipstream.train.data_run import DataReport, DataRun, make_plan, write_data
+from slipstream.train.data_run import DataRun, make_plan, write_data
 from slipstream.train.decision_run import DecisionRun, run_decision
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream.train.run import EagleRun, GlideRun, train_draft
@@ -48,12 +48,9 @@ def data(run: DataRun) -> None:
     with progress_of(console=console) as bar:
         task = bar.add_task("loading the target", total=total)
 
-        def report(result: DataReport) -> None:
-            line = (
-                f"shard {result.num_done} of {total}: {result.num_tokens} tokens,"
-                f" {result.tokens_per_second:.0f} tokens/s"
-            )
-            bar.update(task, completed=result.num_done, description=line)
+        def report(done: int, num_tokens: int, speed: float) -> None:
+            line = f"shard {done} of {total}: {num_tokens} tokens, {speed:.0f} tokens/s"
+            bar.update(task, completed=done, description=line)
             if not console.is_terminal:
                 console.print(line)
 

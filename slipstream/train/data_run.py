@@ -146,30 +146,22 @@ def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterat
         yield Talk(tuple(encoded(opening, where, partial(encode_prompt, tokenizer))), tuple(rest))
 
 
-@dataclass(frozen=True, slots=True)
-class DataReport:
-    """Progress after a shard: finished ones, and tokens of this run."""
-
-    num_done: int
-    num_tokens: int
-    tokens_per_second: float
-
-
 def write_data(
     run: DataRun,
     plan: DataPlan,
     *,
     clock: Callable[[], float],
-    report: Callable[[DataReport], None],
+    report: Callable[[int, int, float], None],
 ) -> int:
-    """Write all shards that are not finished; return how many there are."""
+    """Write all shards that are not finished; return how many there are. `report` is called behind
+    each, with the number of finished ones, and the tokens of this run, in all and per second."""
     _prepare(run.out, plan.manifest)
     left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
     done = len(plan.shards) - len(left)
     start, num_tokens = clock(), 0
     for written in _shards(run, plan, left) if left else ():
         done, num_tokens = done + 1, num_tokens + written
-        report(DataReport(done, num_tokens, num_tokens / max(clock() - start, 1e-9)))
+        report(done, num_tokens, num_tokens / max(clock() - start, 1e-9))
     return done
 
 

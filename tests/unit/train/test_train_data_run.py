@@ -67,7 +67,8 @@ def data_run(place, out, **changes):
 def write(run, reports=None):
     """The finished shards, and all; the clock goes a second with every look."""
     ticks, plan = iter(range(1000)), make_plan(run)
-    tell = reports.append if reports is not None else lambda report: None
+    reports = [] if reports is None else reports
+    tell = lambda *report: reports.append(report)  # noqa: E731
     return write_data(run, plan, clock=lambda: next(ticks), report=tell), len(plan.shards)
 
 
@@ -101,7 +102,7 @@ def test_every_prompt_gets_the_targets_own_answer_turn_by_turn(place, tmp_path):
     assert answered == {f"<|user|>{prompt}<|bot|>": f"{ANSWER}<|end|>" for prompt in prompts}
     assert {line["t"] for line in found} <= {0.0, 1.0}
     assert len(found) == 6
-    assert reports[-1].num_tokens == sum(len(line["g"]) for line in found)
+    assert reports[-1][1] == sum(len(line["g"]) for line in found)
 
 
 @pytest.mark.skipif(not has_kernels(), reason="8 bits need native kernels")
@@ -128,7 +129,7 @@ def test_an_answer_depends_on_its_own_prompt_and_seed_only(temperature):
 def interrupted(run):
     """Write one shard."""
 
-    def stop(report):
+    def stop(*report):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
