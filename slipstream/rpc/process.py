@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -38,7 +39,7 @@ def run_service(
         config = load_config(options, section=role, file=file, flags=own)
         spoken = load_config(TelemetryConfig, section=SECTION, file=file, flags=shared)
         set_up_logging(as_json=spoken.log_format == JSON, level=spoken.log_level, role=role)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # process 1 would ignore it
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(143))  # process 1 would ignore it
         log = logging.getLogger(f"slipstream.{role}")
         for told in (config, spoken):
             log.info("configuration %s", json.dumps(resolved(told)))
