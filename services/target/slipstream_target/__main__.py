@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,23 +44,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
-    if config.tensor_parallel == 1:
-        await _serve_with(None, config, telemetry)
-        return
-    from slipstream_target.tensor_parallel import start_workers
+    async with AsyncExitStack() as stack:
+        driver = None
+        if config.tensor_parallel > 1:
+            from slipstream_target.tensor_parallel import start_workers
 
-    # The dtype is decided once, so that all ranks agree on it.
-    dtype = choose_dtype(config.compute.dtype, parse_device(config.compute.device)).name
-    config = replace(config, compute=replace(config.compute, dtype=dtype))
-    with start_workers(config, _lost) as driver:
-        await _serve_with(driver, config, telemetry)
-
-
-async def _serve_with(
-    driver: "WorkerProcesses | None", config: TargetConfig, telemetry: Telemetry
-) -> None:
-    servicer = _load(config, driver, telemetry)
-    try:
+            # The dtype is decided once, so that all ranks agree on it.
+            dtype = choose_dtype(config.compute.dtype, parse_device(config.compute.device)).name
+            config = replace(config, compute=replace(config.compute, dtype=dtype))
+            driver = stack.enter_context(start_workers(config, _lost))
+        servicer = _load(config, driver, telemetry)
+        stack.push_async_callback(servicer.close)
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
         address = with_port(config.listen.address, port)
@@ -72,10 +67,8 @@ async def _serve_with(
             sampled(telemetry.instruments, partial(sample, servicer)),
         ):
             await server.serve_until_stopped(
-                ready=lambda: say_ready(address), broken=servicer.broken
+                ready=lambda: say_ready(address), broken=servicer.target.failed_steps.too_many
             )
-    finally:
-        await servicer.close()
 
 
 def _lost(reason: str, is_input: bool) -> None:

@@ -69,10 +69,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._kv = KvStreams(target.engine, target.thread, self._streams, incarnation)
         self._num_rounds = self._num_cached_tokens = 0
 
-    async def broken(self) -> str:
-        """Wait until steps fail again and again; return the sentence for it."""
-        return await self.target.failed_steps.too_many()
-
     async def close(self) -> None:
         """Free what is parked and end the engine's thread. The calls must have ended."""
         await self._leases.clear()
