@@ -6,7 +6,7 @@
 namespace SLIPSTREAM_ISA {
 
 constexpr int kMaxRows = 6, kMaxTiles = 2, kMaxQuantizedRows = 6, kGoodQuantizedRows = 6,
-              kMaxQuantizedTiles = 1;
+              kMaxQuantizedTiles = 1, kMaxRowGroups = 4;
 constexpr int kMaxTiledRows = 2;  // tokens that go with kMaxTiles at once
 
 struct Lanes {

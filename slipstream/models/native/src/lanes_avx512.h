@@ -7,7 +7,7 @@ namespace SLIPSTREAM_ISA {
 
 // Tokens times tiles of 16 outputs whose sums fit into registers.
 constexpr int kMaxRows = 12, kMaxTiles = 2, kMaxQuantizedRows = 8, kGoodQuantizedRows = 6,
-              kMaxQuantizedTiles = 2;
+              kMaxQuantizedTiles = 2, kMaxRowGroups = 1;
 constexpr int kMaxTiledRows = kMaxRows;  // tokens that go with kMaxTiles at once
 
 struct Lanes {

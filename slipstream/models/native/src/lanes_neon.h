@@ -7,7 +7,7 @@ namespace SLIPSTREAM_ISA {
 
 // Tokens times tiles of 16 outputs whose sums fit into registers.
 constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 4, kGoodQuantizedRows = 4,
-              kMaxQuantizedTiles = 1;
+              kMaxQuantizedTiles = 1, kMaxRowGroups = 1;
 constexpr int kMaxTiledRows = kMaxRows;  // tokens that go with kMaxTiles at once
 
 struct Lanes {

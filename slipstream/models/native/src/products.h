@@ -158,8 +158,11 @@ inline Kernel kernel_for(int rows, int tiles) {
   return kernel_for<T, MAX_TILES>(rows, std::make_integer_sequence<int, kTiled>());
 }
 
+// More rows than go together are in groups of which each has that many or one less.
 template <class Format>
 inline Kernel quantized_kernel(int rows, int tiles) {
+  const int groups = (rows + kMaxQuantizedRows - 1) / kMaxQuantizedRows;
+  rows = (rows + groups - 1) / groups;
   return kernel_for<Format, kMaxQuantizedRows, kMaxQuantizedTiles>(rows, tiles);
 }
 
@@ -189,8 +192,9 @@ inline Kernel kernel_for(Kind kind, int rows, int tiles) {
 // How many times some tiles are gone through for so many tokens: those that do not go together go
 // in parts for which there are registers enough.
 inline int num_turns(Kind kind, int64_t rows) {
-  const int most = is_quantized(kind) ? kMaxQuantizedRows : kMaxRows;
-  const int good = is_quantized(kind) ? kGoodQuantizedRows : kMaxRows;
+  const int groups = slipstream::block_size(kind).elements == kSuper ? 1 : kMaxRowGroups;
+  const int most = is_quantized(kind) ? groups * kMaxQuantizedRows : kMaxRows;
+  const int good = is_quantized(kind) ? groups * kGoodQuantizedRows : kMaxRows;
   return rows <= most ? 1 : static_cast<int>((rows + good - 1) / good);
 }
 
@@ -208,13 +212,13 @@ inline Span turn_rows(int64_t rows, int turn, int turns, bool has_tiled) {
 
 // Some tokens' outputs of some tiles.
 template <class Write>
-inline void multiply(const Work& work, int tiles, int count, const Write& write) {
-  static_assert(kMaxQuantizedRows * kMaxQuantizedTiles <= kMaxRows * kMaxTiles);
-  float out[kMaxRows * kMaxTiles * kTile];
+inline void multiply(const Work& work, int tiles, const Write& write) {
+  constexpr int kMaxQuantized = kMaxRowGroups * kMaxQuantizedRows * kMaxQuantizedTiles;
+  alignas(slipstream::kLine) float out[std::max(kMaxRows * kMaxTiles, kMaxQuantized) * kTile];
   const Matrix& m = work.matrix;
-  kernel_for(m.kind, count, tiles)(work, out);
+  kernel_for(m.kind, work.rows, tiles)(work, out);
   const float* next = out;
-  for (int r = 0; r < count; ++r) {
+  for (int r = 0; r < work.rows; ++r) {
     for (int t = 0; t < tiles; ++t, next += kTile) {
       const int output = (work.tile + t) * kTile;
       Lanes y = load(next);
@@ -241,8 +245,10 @@ inline void matmul(Team& team, int thread, const Matrix& m, Span share, const To
       const int64_t most = has_tiled && turn < turns - 1 ? 1 : most_tiles;
       for (int64_t tile = tiles.first, count; tile < tiles.last; tile += count) {
         count = tiles.last - tile < most ? 1 : most;
-        const Work work{m, x, static_cast<int>(share.first + tile), some.first, ahead, turn, turns};
-        multiply(work, static_cast<int>(count), static_cast<int>(some.last - some.first), write);
+        const int first = static_cast<int>(share.first + tile);
+        const Work work{m, x, first, static_cast<int>(some.last - some.first), some.first, ahead,
+                        turn, turns};
+        multiply(work, static_cast<int>(count), write);
       }
     }
   };

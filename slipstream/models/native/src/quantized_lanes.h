@@ -20,9 +20,7 @@ struct CodeSum {
 };
 
 // A token's codes for a quad, read as one number.
-struct FourCodes {
-  int8_t codes[kQuad];
-};
+using FourCodes = int8_t[kQuad];
 inline int32_t four_codes(const int8_t* p) {
   int32_t four;
   std::memcpy(&four, p, sizeof four);
@@ -154,6 +152,13 @@ struct NibbleSum : CodeSum {
   __m256i low, high;  // of 16 bits
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
   // Written out, as GCC would compute the products of all tokens first, which no registers hold.
+  void start(const Codes& w, const int8_t* four) {
+    __m256i x;
+    asm volatile(
+        "vpbroadcastd %3, %2\n\tvpmaddubsw %2, %4, %0\n\tvpmaddubsw %2, %5, %1"
+        : "=&x"(low), "=x"(high), "=&x"(x)
+        : "m"(*reinterpret_cast<const FourCodes*>(four)), "x"(w.low), "x"(w.high));
+  }
   void add(const Codes& w, const int8_t* four) {
     __m256i x, product;
     asm volatile(

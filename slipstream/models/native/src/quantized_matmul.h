@@ -106,7 +106,7 @@ struct Named {
 template <class CODES, class T, bool HAS_MINIMUM>
 struct Groups : CODES {
   static constexpr bool kHasMinimum = HAS_MINIMUM;
-  static constexpr int kParts = 1, kNumbers = HAS_MINIMUM ? 2 : 1;
+  static constexpr int kParts = 1, kNumbers = HAS_MINIMUM ? 2 : 1, kMaxGroups = kMaxRowGroups;
   const T* scales;
   explicit Groups(const uint8_t* p) : scales(reinterpret_cast<const T*>(p)) {}
   const void* place(int64_t at) const { return scales + at * kNumbers * kLanes; }
@@ -121,7 +121,7 @@ template <class CODES, int PARTS, bool HAS_MINIMUM>
 struct Supers : CODES {
   static constexpr bool kHasMinimum = HAS_MINIMUM;
   static constexpr int kParts = PARTS, kEach = kSuper / kGroup * PARTS;
-  static constexpr int kNumbers = HAS_MINIMUM ? 2 : 1;
+  static constexpr int kNumbers = HAS_MINIMUM ? 2 : 1, kMaxGroups = 1;
   static constexpr size_t kHeader = kNumbers * sizeof(Float16) * kLanes;
   static constexpr size_t kBytes = kHeader + kNumbers * kEach * kLanes;
   const uint8_t* scales;
@@ -135,36 +135,18 @@ struct Supers : CODES {
   }
 };
 
-// The codes of 32 inputs, or of 16, of some tiles, from `p` on: each quad once.
-template <class Format, int TILES, class Add>
-SLIPSTREAM_INLINE void each_quad(const uint8_t* p, size_t stride, const Add& add) {
-  constexpr int quads = kGroup / kQuad / Format::kParts;
-  if constexpr (Format::kIsNibbles) {
-    const auto add_both = [&](auto q) __attribute__((always_inline)) {
-      Codes w[TILES], both[TILES];  // a byte has the codes of inputs half of the quads apart
-      unrolled<TILES>([&](auto t) {
-        both[t] = load_codes(p + t * stride + q * kQuadBytes);
-        w[t] = Format::value(low_nibbles(both[t]));
-      });
-      add(q, w);
-      unrolled<TILES>([&](auto t) { w[t] = Format::value(high_nibbles(both[t])); });
-      add(q + quads / 2, w);
-    };
-    if constexpr (Format::Sum::kStoresInLoops) {
-      unrolled<quads / 2>(add_both);
-    } else {
-      for (int q = 0; q < quads / 2; ++q) add_both(q);
-    }
+// Calls `work` with 0, 1, ... COUNT - 1, where need be without a loop.
+template <class Sum, int COUNT, class F>
+SLIPSTREAM_INLINE void each_of(const F& work) {
+  if constexpr (Sum::kStoresInLoops) {
+    unrolled<COUNT>(work);
   } else {
-    for (int q = 0; q < quads; ++q) {
-      Codes w[TILES];
-      unrolled<TILES>([&](auto t) { w[t] = load_signed(p + t * stride + q * kQuadBytes); });
-      add(q, w);
-    }
+    for (int i = 0; i < COUNT; ++i) work(i);
   }
 }
 
-// The products of some tokens and tiles, block by block.
+// The products of some tokens and tiles, block by block: of ROWS tokens, or of more, in groups of
+// ROWS or of one less, for which a block's codes are unpacked once.
 template <class Format, int ROWS, int TILES>
 class QuantizedMatmul {
  public:
@@ -180,21 +162,21 @@ class QuantizedMatmul {
         token_sums_(work.tokens.quantized->sums.data() + work.row * groups_),
         offsets_(work.tokens.quantized->offsets.data() + work.row * groups_ * 3) {}
 
-  // Outputs [ROWS, TILES * 16], without the bias. Inlined, so that places are not read anew after
+  // Outputs [rows, TILES * 16], without the bias. Inlined, so that places are not read anew after
   // each store.
   SLIPSTREAM_INLINE void run(float* out) const {
+    if constexpr (kHasGroups) {
+      if (work_.rows > ROWS) return run_groups(out);
+    }
     Lanes sums[ROWS * TILES];
-    unrolled<ROWS * TILES>([&](auto i) { put(zero(), i, sums, out); });
+    unrolled<ROWS * TILES>([&](auto i) { put<false>(zero(), i, sums, out); });
     int turn = work_.turn;
     for (int64_t at = 0; at < groups_ * Format::kParts; ++at) {
-      if (--turn < 0) {
-        fetch_next(at);
-        turn = work_.turns - 1;
-      }
-      typename Format::Sum products[ROWS][TILES];
+      fetch_next(at, turn);
       asm("" : "+r"(out));  // or else sums would be in two places
-      multiply(at, products);
-      add_scaled(at, products, sums, out);
+      Sum products[ROWS][TILES];
+      multiply<ROWS, Format::kIsNibbles>(at, 0, codes_ + at * kBytes, products);
+      add_scaled<ROWS, false>(at, 0, products, nullptr, sums, out);
     }
     if constexpr (kHoldsSums) {
       unrolled<ROWS * TILES>([&](auto i) { store(out + i * kLanes, sums[i]); });
@@ -202,13 +184,42 @@ class QuantizedMatmul {
   }
 
  private:
-  using Products = typename Format::Sum[ROWS][TILES];
-  static constexpr int kInputs = kGroup / Format::kParts;
+  using Sum = typename Format::Sum;
+  static constexpr int kInputs = kGroup / Format::kParts, kQuads = kInputs / kQuad;
   static constexpr size_t kBytes = kInputs * kLanes / (Format::kIsNibbles ? 2 : 1);
+  static constexpr bool kHasGroups = Format::kMaxGroups > 1 && 2 * ROWS > kMaxQuantizedRows;
 
-  int64_t group(int row, int64_t at) const { return row * groups_ + at / Format::kParts; }
+  SLIPSTREAM_INLINE void run_groups(float* out) const {
+    const int rows = work_.rows, whole = rows - (ROWS - rows % ROWS) % ROWS * (ROWS - 1);
+    for (int row = 0; row < rows; ++row) store(out + row * kLanes, zero());
+    Codes room[kQuads];
+    int turn = work_.turn;
+    for (int64_t at = 0; at < groups_ * Format::kParts; ++at) {
+      fetch_next(at, turn);
+      const uint8_t* codes = codes_ + at * kBytes;
+      if constexpr (Format::kIsNibbles) {
+        each_quad<true>(codes, [&](int quad, const Codes* w) { room[quad] = *w; });
+        codes = reinterpret_cast<const uint8_t*>(room);
+        asm("" : "+r"(codes));  // or else each quad would be in a place of its own
+      }
+      Lanes numbers[Format::kNumbers];
+      unrolled<Format::kNumbers>([&](auto i) { numbers[i] = Format(scales_).number(at, i); });
+      const auto add = [&](auto count, int row) __attribute__((always_inline)) {
+        Sum products[count][TILES];
+        multiply<count, false>(at, row, codes, products);
+        add_scaled<count, true>(at, row, products, numbers, nullptr, out + row * kLanes);
+      };
+      int row = 0;
+      for (; row < whole; row += ROWS) add(std::integral_constant<int, ROWS>(), row);
+      for (; row < rows; row += ROWS - 1) add(std::integral_constant<int, ROWS - 1>(), row);
+    }
+  }
 
-  SLIPSTREAM_FETCHES void fetch_next(int64_t at) const {
+  int64_t group(int64_t row, int64_t at) const { return row * groups_ + at / Format::kParts; }
+
+  SLIPSTREAM_FETCHES void fetch_next(int64_t at, int& turn) const {
+    if (--turn >= 0) return;
+    turn = work_.turns - 1;
     for (int t = 0; t < TILES; ++t) {
       const size_t ahead = t * stride_ + work_.ahead;
       fetch<kBytes>(codes_ + at * kBytes + ahead);
@@ -216,53 +227,89 @@ class QuantizedMatmul {
     }
   }
 
-  SLIPSTREAM_INLINE void multiply(int64_t at, Products& products) const {
-    const int8_t* tokens = tokens_ + at * kInputs;
-    unrolled<ROWS>([&](auto r) {
-      const int32_t offset = offsets_[group(r, at) * 3 + (Format::kParts == 1 ? 2 : at % 2)];
+  // Calls `work(quad, codes)` for the codes of a block of each tile, from `p` on: each quad once.
+  template <bool ARE_PACKED, class F>
+  SLIPSTREAM_INLINE void each_quad(const uint8_t* p, const F& work) const {
+    if constexpr (ARE_PACKED) {
+      each_of<Sum, kQuads / 2>([&](auto q) __attribute__((always_inline)) {
+        Codes w[TILES], both[TILES];  // a byte has the codes of inputs half of the quads apart
+        unrolled<TILES>([&](auto t) {
+          both[t] = load_codes(p + t * stride_ + q * kQuadBytes);
+          w[t] = Format::value(low_nibbles(both[t]));
+        });
+        work(q, w);
+        unrolled<TILES>([&](auto t) { w[t] = Format::value(high_nibbles(both[t])); });
+        work(q + kQuads / 2, w);
+      });
+    } else if constexpr (Format::kIsNibbles) {
+      each_of<Sum, kQuads>([&](auto q) __attribute__((always_inline)) {
+        const Codes w = load_codes(p + q * kQuadBytes);
+        work(q, &w);
+      });
+    } else {
+      for (int q = 0; q < kQuads; ++q) {
+        Codes w[TILES];
+        unrolled<TILES>([&](auto t) { w[t] = load_signed(p + t * stride_ + q * kQuadBytes); });
+        work(q, w);
+      }
+    }
+  }
+
+  // The products of COUNT tokens from `row` on.
+  template <int COUNT, bool ARE_PACKED>
+  SLIPSTREAM_INLINE void multiply(int64_t at, int64_t row, const uint8_t* codes,
+                                  Sum (&products)[COUNT][TILES]) const {
+    const int8_t* tokens = tokens_ + row * inputs_ + at * kInputs;
+    unrolled<COUNT>([&](auto r) {
+      const int32_t offset = offsets_[group(row + r, at) * 3 + (Format::kParts == 1 ? 2 : at % 2)];
       unrolled<TILES>([&](auto t) { products[r][t].begin(offset); });
     });
-    const auto add = [&](int quad, const Codes* w) __attribute__((always_inline)) {
-      unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
+    each_quad<ARE_PACKED>(codes, [&](int quad, const Codes* w) __attribute__((always_inline)) {
+      unrolled<COUNT>([&](auto r) __attribute__((always_inline)) {
         const int8_t* four = tokens + r * inputs_ + quad * kQuad;
-        unrolled<TILES>([&](auto t)
-                            __attribute__((always_inline)) { products[r][t].add(w[t], four); });
+        unrolled<TILES>([&](auto t) __attribute__((always_inline)) {
+          if constexpr (Sum::kStoresInLoops) {
+            if (quad == 0) return products[r][t].start(w[t], four);
+          }
+          products[r][t].add(w[t], four);
+        });
       });
-    };
-    each_quad<Format, TILES>(codes_ + at * kBytes, stride_, add);
+    });
   }
 
   // The sum of a token's elements that a scale is for.
-  float token_sum(int row, int64_t at) const {
+  float token_sum(int64_t row, int64_t at) const {
     const int64_t own = group(row, at);
     if constexpr (Format::kParts == 1) return token_sums_[own];
     return token_scales_[own] * (offsets_[own * 3 + at % 2] * (-1.0f / 128));
   }
 
   // Sums are in `out` where registers are for a block's products alone.
-  static constexpr bool kHoldsSums = ROWS * TILES <= Format::Sum::kMaxHeld;
+  static constexpr bool kHoldsSums = ROWS * TILES <= Sum::kMaxHeld;
+  template <bool IS_GROUP>
   static void put(Lanes sum, int i, Lanes* sums, float* out) {
-    if constexpr (kHoldsSums) {
+    if constexpr (kHoldsSums && !IS_GROUP) {
       sums[i] = sum;
     } else {
       store(out + i * kLanes, sum);
     }
   }
 
-  SLIPSTREAM_INLINE void add_scaled(int64_t at, const Products& products, Lanes* sums,
-                                    float* out) const {
+  template <int COUNT, bool IS_GROUP>
+  SLIPSTREAM_INLINE void add_scaled(int64_t at, int64_t row, const Sum (&products)[COUNT][TILES],
+                                    const Lanes* numbers, Lanes* sums, float* out) const {
     const auto add_tile = [&](auto t) __attribute__((always_inline)) {
       const Format format(scales_ + t * stride_);
-      const Lanes scale = format.number(at, 0);
+      const Lanes scale = IS_GROUP ? numbers[0] : format.number(at, 0);
       Lanes minimum{};
-      if constexpr (Format::kHasMinimum) minimum = format.number(at, 1);
-      unrolled<ROWS>([&](auto r) {
+      if constexpr (Format::kHasMinimum) minimum = IS_GROUP ? numbers[1] : format.number(at, 1);
+      unrolled<COUNT>([&](auto r) {
         const int i = r * TILES + t;
-        const Lanes factor = mul(scale, all(token_scales_[group(r, at)]));
-        Lanes sum = kHoldsSums ? sums[i] : load(out + i * kLanes);
+        const Lanes factor = mul(scale, all(token_scales_[group(row + r, at)]));
+        Lanes sum = kHoldsSums && !IS_GROUP ? sums[i] : load(out + i * kLanes);
         sum = fma(products[r][t].value(), factor, sum);
-        if constexpr (Format::kHasMinimum) sum = fma(minimum, all(token_sum(r, at)), sum);
-        put(sum, i, sums, out);
+        if constexpr (Format::kHasMinimum) sum = fma(minimum, all(token_sum(row + r, at)), sum);
+        put<IS_GROUP>(sum, i, sums, out);
       });
     };
     unrolled<TILES>(add_tile);

@@ -11,12 +11,12 @@ struct Tokens {
   const QuantizedActivations* quantized;
 };
 
-// From `tile` and `row` on. Meanwhile the weights `ahead` bytes further on are fetched. Where the
-// same tiles are gone through in turns, for other tokens each time, each turn fetches its share.
+// For `rows` tokens, from `tile` and `row` on. Meanwhile weights `ahead` bytes further are fetched:
+// where tiles are gone through in turns, for other tokens each time, each turn fetches its share.
 struct Work {
   const Matrix& matrix;
   const Tokens& tokens;
-  int tile;
+  int tile, rows;
   int64_t row;
   size_t ahead;
   int turn, turns;
