@@ -64,9 +64,10 @@ class Router:
         )
         self._admission = Admission(config.max_requests)
         self._next_fence = fences(time.time)
-        self._store = self._open_store()
-        self._quotas = open_quotas(config.store, time.monotonic)
-        bounds = config.bounds
+        bounds, clock = config.bounds, time.monotonic
+        store = open_store(config.store, bounds, clock, next_fence=self._next_fence)
+        self._store = cast("SessionStore", WatchedStore(store, self._telemetry.instruments))
+        self._quotas = open_quotas(config.store, clock)
         self._leases = LeaseKeeper(lease_s=bounds.lease_s, max_late_bytes=bounds.max_sessions_bytes)
         register = partial(add_GenerationServiceServicer_to_server, self._servicer())
         self._server = Server(config.server_options(), {SERVICE: register})
@@ -116,11 +117,6 @@ class Router:
 
     def _refuse(self) -> None:
         self._admission.is_draining = True
-
-    def _open_store(self) -> SessionStore:
-        bounds, options = self._config.bounds, self._config.store
-        store = open_store(options, bounds, time.monotonic, next_fence=self._next_fence)
-        return cast("SessionStore", WatchedStore(store, self._telemetry.instruments))
 
     def _servicer(self) -> GenerationServicer:
         config = self._config
