@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from slipstream.models.machine import num_threads, set_num_threads
+from slipstream.models.threads import num_threads, set_num_threads
 
 # What one process has compiled is there for all that a test starts.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from slipstream.bench.harness import Advance, Question, SamplingPlan, in_turn
+from slipstream.bench.harness import Advance, SamplingPlan
 from slipstream.bench.methods import MethodEngines
+from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.replay import (
     WIDTH,
     MachineCosts,

@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.figures import Figures, drafting_figures, fixed, number, table_of
-from slipstream.bench.harness import Advance, Question, random_questions
+from slipstream.bench.harness import Advance
 from slipstream.bench.load import Answer, LoadPlan, Send, measure_load, method_engine, rows_of
 from slipstream.bench.methods import parse_method
+from slipstream.bench.questions import Question, random_questions
 from slipstream.client import AsyncClient
 from slipstream.client.embedded import AsyncEmbedded
 from slipstream.client.engine import Engine, EngineOptions
@@ -32,17 +33,13 @@ from slipstream.models.cuda.graphs import num_captures
 from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.dtypes import CPU, FP8, choose_dtype
 from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
-from slipstream.models.glide.glide_init import (
-    GlideShape,
-    config_for_target,
-    init_from_target,
-    save_glide,
-)
+from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loaded import find_source, made_of, parse_device
-from slipstream.models.machine import set_num_threads
 from slipstream.models.memory import wait_for
 from slipstream.models.native.checkpoint import CONFIG
 from slipstream.models.native.library import has_kernels
+from slipstream.models.threads import set_num_threads
 from slipstream.models.torch.arrays import start_torch, torch_dtype
 from slipstream.models.torch.loading import require_causal
 from slipstream.text.tokenizer import TextTokenizer

@@ -19,8 +19,9 @@ from slipstream.bench.figures import (
     table,
     table_of,
 )
-from slipstream.bench.harness import Advance, Question, Samples, TurnPlan, run_in_turn
+from slipstream.bench.harness import Advance, Samples, TurnPlan, run_in_turn
 from slipstream.bench.methods import PLAIN, Method, MethodEngines
+from slipstream.bench.questions import Question
 from slipstream.core.errors import PromptTooLong
 from slipstream.options import option
 from slipstream.text.prompts import encode_prompt

@@ -15,7 +15,6 @@ from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, measure_cost
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
-from slipstream.bench.load import endpoint_engine, parse_endpoints
 from slipstream.bench.methods import (
     GRAMMAR,
     PLAIN,
@@ -25,6 +24,7 @@ from slipstream.bench.methods import (
     parse_request_methods,
     with_plain,
 )
+from slipstream.bench.peers import endpoint_engine, parse_endpoints
 from slipstream.cli.bench_flags import (
     ModelFlags,
     OutputFlags,

@@ -9,8 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.harness import Question, TurnPlan, check_writable, read_questions, select
+from slipstream.bench.harness import TurnPlan, check_writable
 from slipstream.bench.methods import MethodEngines
+from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
 from slipstream.cli.options import DEFAULT_TARGET, DraftFlags
 from slipstream.cli.progress import bars
@@ -23,8 +24,9 @@ from slipstream.models.dtypes import AUTO, FP8, Q8, choose_dtype
 from slipstream.models.format.digests import file_digest, weights_digests
 from slipstream.models.format.resolve import find_local, resolve
 from slipstream.models.loaded import device_name, parse_device
-from slipstream.models.machine import describe_machine, num_threads, release
+from slipstream.models.machine import describe_machine, release
 from slipstream.models.native.library import has_kernels, kernels
+from slipstream.models.threads import num_threads
 from slipstream.options import option, options_of
 from slipstream.revision import code_revision
 

@@ -20,10 +20,10 @@ from slipstream.models.loaded import find_sources
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
 from slipstream.text.prompts import encode_answer, encode_prompt
 from slipstream.train import quantise as four_bits
-from slipstream.train.config import train_group
 from slipstream.train.data import Document, ReadLimits, read_data
 from slipstream.train.data_run import DataRun, make_plan, write_data
 from slipstream.train.decision_run import DecisionRun, run_decision
+from slipstream.train.group import train_group
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream.train.run import EagleRun, GlideRun, train_draft
 from slipstream.train.trainer import Check, TrainHooks, TrainReport

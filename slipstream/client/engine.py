@@ -25,9 +25,9 @@ from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.cache import view_layout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model
-from slipstream.models.machine import set_num_threads
 from slipstream.models.memory import AUTO, DraftMemory, check_budget
 from slipstream.models.scorer import WINDOW, KvView, skippable, usual_window
+from slipstream.models.threads import set_num_threads
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
 from slipstream.text.tokenizer import TextTokenizer

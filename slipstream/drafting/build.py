@@ -17,7 +17,7 @@ from slipstream.drafting.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
 from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.drafting.reader import Score
 from slipstream.drafting.trial import step_seconds
-from slipstream.models.causal import CausalScorer
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.dtypes import FP8
 from slipstream.models.eagle.eagle_weights import read_eagle

@@ -1,4 +1,4 @@
-"""Training text, conversations as token ids, read from JSON lines; and the provenance of weights.
+"""Training text: conversations as token ids, read from JSON lines.
 
 Kinds of line: `{"p": [...], "g": [...]}`, ids of a prompt and of what the target answered, and
 `{"prompt": "..."}`, a prompt alone. Where answers may be text, `{"prompt": "...", "answer": "..."}`
@@ -8,13 +8,10 @@ and `{"messages": [...]}`, too. A directory of shards counts as one file of thei
 import gzip
 import hashlib
 import io
-import json
 import os
-import platform
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import TrainingError, refused_as
-from slipstream.files import as_text, json_lines, read_bytes, read_within, write_json
+from slipstream.files import as_text, json_lines, read_bytes, read_within
 
 MAX_FILE_BYTES = 4 << 30
 """Largest file of training text, unpacked."""
@@ -232,40 +229,3 @@ def encoded(prompt: Any, where: str, encode: Encode) -> list[int]:
     """Return the ids of a text; `TrainingError` names where it can't be used."""
     with refused_as(f"{where} can't be used:", TrainingError):
         return list(encode(prompt))
-
-
-PROVENANCE_NAME = "provenance.json"
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-
-
-def write_provenance(
-    path: Path,
-    files: Sequence[DataFile],
-    *,
-    command: Sequence[str],
-    revision: str | None,
-    facts: Mapping[str, Any],
-) -> None:
-    """Write a provenance file, with the versions of what computed the weights from these files and
-    the revision of the code, whole or not."""
-    packages = {name: version(name) for name in _PACKAGES}
-    machine = {"python": platform.python_version(), "machine": platform.machine(), **packages}
-    about = {"command": " ".join(command), "environment": machine, "revision": revision}
-    data = [
-        {
-            "file": file.name,
-            "sha256": file.sha256,
-            "num_documents": len(file.documents),
-            "num_tokens": file.num_tokens,
-            "num_generated_tokens": file.num_generated,
-            "num_skipped_documents": file.num_skipped,
-        }
-        for file in files
-    ]
-    write_json(path, {**about, "data": data, **facts})
-
-
-def read_provenance(directory: Path) -> Any:
-    """Return the provenance of the weights in `directory`; None where there is none."""
-    path = directory / PROVENANCE_NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

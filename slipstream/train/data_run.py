@@ -21,7 +21,7 @@ from slipstream.models.format.resolve import resolve, short_name
 from slipstream.models.format.tokenizer import find_tokenizer
 from slipstream.models.loaded import find_sources
 from slipstream.models.loading import load_model, sizes_of
-from slipstream.models.machine import set_num_threads
+from slipstream.models.threads import set_num_threads
 from slipstream.options import option, required
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer

@@ -21,15 +21,10 @@ from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.options import Bounded, group, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.data import ReadLimits, read_data, write_provenance
-from slipstream.train.decision import (
-    DecisionSettings,
-    Position,
-    Records,
-    RoundRecorder,
-    records_of,
-    train_decision,
-)
+from slipstream.train.data import ReadLimits, read_data
+from slipstream.train.decision import DecisionSettings, train_decision
+from slipstream.train.provenance import write_provenance
+from slipstream.train.rounds import Position, Records, RoundRecorder, records_of
 
 PROVENANCE_NAME = "decision.provenance.json"
 _EPS = 1e-4

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.models.glide.glide import GlideModel, Rope
-from slipstream.models.glide.glide_init import save_glide
+from slipstream.models.glide.glide_files import save_glide
 from slipstream.train.config import GlideLoss, LossSettings
 from slipstream.train.features import TrainBatch, row_blocks
 

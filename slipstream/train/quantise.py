@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide import GlideModel
-from slipstream.models.glide.glide_init import load_weights, save_blocks
+from slipstream.models.glide.glide_files import load_weights, save_blocks
 from slipstream.models.glide.glide_weights import (
     HEAD,
     GlideBlocks,
@@ -34,10 +34,12 @@ from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import option, required
 from slipstream.revision import code_revision
-from slipstream.train.data import DataFile, padded_batches, split_heldout, write_provenance
-from slipstream.train.features import CHAIN, FeatureSet, Heldout, HeldoutCounts, TrainBatch
+from slipstream.train.data import DataFile, padded_batches, split_heldout
+from slipstream.train.features import FeatureSet, TrainBatch
 from slipstream.train.glide import Frozen, generated_positions, lag_mask, lag_matches, states
 from slipstream.train.gptq import Q4Matrix, gptq
+from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts
+from slipstream.train.provenance import write_provenance
 from slipstream.train.run import borrowed, read_files
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"

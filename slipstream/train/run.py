@@ -23,11 +23,11 @@ from slipstream.models.eagle.eagle_init import (
 )
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import default_layers
+from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
     init_from_target,
-    load_weights,
     trimmed_vocab,
 )
 from slipstream.models.glide.torch_parts import model_parts, rope_of
@@ -36,28 +36,13 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import Bounded, check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.config import (
-    MAX_UNROLLED,
-    SINGLE_PROCESS,
-    EagleLoss,
-    GlideLoss,
-    LossSettings,
-    TrainGroup,
-    TrainSettings,
-)
-from slipstream.train.data import (
-    PROVENANCE_NAME,
-    DataFile,
-    ReadLimits,
-    read_data,
-    read_provenance,
-    split_heldout,
-    token_counts,
-    write_provenance,
-)
+from slipstream.train.config import MAX_UNROLLED, EagleLoss, GlideLoss, LossSettings, TrainSettings
+from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
 from slipstream.train.eagle import EagleMethod
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
 from slipstream.train.glide import Frozen, GlideMethod
+from slipstream.train.group import SINGLE_PROCESS, TrainGroup
+from slipstream.train.provenance import PROVENANCE_NAME, read_provenance, write_provenance
 from slipstream.train.trainer import Check, Method, RunState, Trainer, TrainHooks
 
 

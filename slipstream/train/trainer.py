@@ -13,19 +13,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_init import read_tensors, write_tensors
-from slipstream.train.config import (
-    FLOOR,
-    GRAD_CLIP,
-    SINGLE_PROCESS,
-    WARMUP,
-    TrainGroup,
-    TrainSchedule,
-    TrainSettings,
-)
+from slipstream.models.glide.glide_files import read_tensors, write_tensors
+from slipstream.train.config import FLOOR, GRAD_CLIP, WARMUP, TrainSchedule, TrainSettings
 from slipstream.train.data import batches
-from slipstream.train.features import FeatureSet, Heldout, HeldoutCounts, TrainBatch
+from slipstream.train.features import FeatureSet, TrainBatch
 from slipstream.train.glide import LossSum, generated_positions
+from slipstream.train.group import SINGLE_PROCESS, TrainGroup
+from slipstream.train.heldout import Heldout, HeldoutCounts
 
 NUM_LAGS = 7
 _OPTIMIZER = "optimizer/"

@@ -14,7 +14,7 @@ from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.models.causal import CausalScorer
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide.load import glide_chains
 from slipstream.train.decision import DecisionNetwork
 from support.models import tiny, tiny_eagle

@@ -17,7 +17,7 @@ from slipstream.files import path_of
 from slipstream.models.glide.load import load_parts
 from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.models.loaded import parse_device
-from slipstream.models.machine import Cores, load_on
+from slipstream.models.threads import Cores, load_on
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.process import run_service, say_ready, with_port

@@ -17,7 +17,7 @@ from slipstream.models.format.digests import hub_commit, weights_digest
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel, parse_device
 from slipstream.models.loading import load_model, sizes_of
-from slipstream.models.machine import Cores, load_on
+from slipstream.models.threads import Cores, load_on
 from slipstream.rpc.conversion.convert_common import message_of
 from slipstream.rpc.kv import DTYPE, dtype_of
 from slipstream.rpc.process import run_service, say_ready, with_port

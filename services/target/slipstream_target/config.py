@@ -9,8 +9,8 @@ from slipstream.core.tree import MAX_NODES
 from slipstream.models.decoder import check_numerics
 from slipstream.models.eagle.eagle_weights import head_layers
 from slipstream.models.glide.glide_config import default_layers
-from slipstream.models.machine import num_threads
 from slipstream.models.memory import ComputeOptions
+from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ListenOptions, ServerOptions

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.models.dtypes import FP8
 from slipstream.models.loading import causal_model, sizes_of
-from slipstream.models.machine import Cores, load_on
+from slipstream.models.threads import Cores, load_on
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
 from slipstream.models.torch.tensor_parallel import TensorParallelGroup, TensorParallelWorker

@@ -25,8 +25,7 @@ from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.torch.decoder import TorchDecoder
-from slipstream.models.torch.paged import (
-    SPANS,
+from slipstream.models.torch.packing import (
     Buckets,
     PackedDraws,
     PackedForward,
@@ -34,7 +33,9 @@ from slipstream.models.torch.paged import (
     pack,
     row_steps,
 )
-from slipstream.models.torch.ranks import ALONE, Ranks, localise
+from slipstream.models.torch.paged import SPANS
+from slipstream.models.torch.ranks import ALONE, Ranks
+from slipstream.models.torch.shards import localise
 from slipstream.models.torch.tensor_parallel import TensorParallelGroup
 
 _MAX_ROWS = 512

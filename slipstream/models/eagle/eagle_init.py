@@ -19,12 +19,12 @@ from slipstream.models.glide.glide_config import (
     EagleConfig,
     default_layers,
 )
+from slipstream.models.glide.glide_files import write_tensors
 from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
     copy_linear,
     llama_layers,
-    write_tensors,
 )
 from slipstream.models.torch.arrays import as_array, as_tensor
 

@@ -17,7 +17,8 @@ from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchDraft
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.torch.paged import on_pages, tiles_of
+from slipstream.models.torch.packing import tiles_of
+from slipstream.models.torch.paged import on_pages
 
 GOES_ON, AT_END, AT_LIMIT, BY_POLICY = range(4)
 """Ends of a chain: a token that nothing follows, the depth it may have, or its policy."""

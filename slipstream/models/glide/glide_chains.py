@@ -31,7 +31,7 @@ from slipstream.models.glide.glide_torch import TorchDraft, pages_read, place_of
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import NUM_SINKS, Candidates, ChainRequest
 from slipstream.models.torch.arrays import as_array
-from slipstream.models.torch.paged import fit, row_steps
+from slipstream.models.torch.packing import fit, row_steps
 
 _SESSIONS = row_steps(32, ANY_ROWS)
 _ROWS = CHAIN_ROWS // _SESSIONS[-1]

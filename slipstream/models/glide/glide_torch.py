@@ -24,7 +24,7 @@ from slipstream.models.cuda.layers import (
     scale_linears,
 )
 from slipstream.models.glide.glide import RmsNorm, Rope
-from slipstream.models.glide.glide_init import glide_model
+from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
@@ -33,7 +33,8 @@ from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool
 from slipstream.models.scorer import Scores, on_host
 from slipstream.models.torch.arrays import TorchBuffers, as_tensor, torch_dtype
-from slipstream.models.torch.paged import attend, num_places, on_pages, pack, unpack
+from slipstream.models.torch.packing import pack
+from slipstream.models.torch.paged import attend, num_places, on_pages, unpack
 
 
 @dataclass(frozen=True, slots=True)

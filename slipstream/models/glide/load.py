@@ -98,7 +98,7 @@ def draft_scorer(
     backend: Any = _native(weights, target, layout) if native else None
     if backend is None:
         require_torch("the draft")
-        from slipstream.models.eagle.eagle import torch_draft
+        from slipstream.models.eagle.eagle_torch import torch_draft
 
         backend = torch_draft(weights, target, layout, is_scaled=is_scaled)
     if isinstance(config, EagleConfig):

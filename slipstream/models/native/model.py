@@ -22,7 +22,6 @@ from slipstream.models.format.architecture import NORM
 from slipstream.models.format.rope import rotary_tables
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
-from slipstream.models.machine import num_threads
 from slipstream.models.native.library import (
     Cache,
     Matrix,
@@ -35,6 +34,7 @@ from slipstream.models.native.library import (
 )
 from slipstream.models.native.source import WeightSource, head, layer, norm
 from slipstream.models.native.weights import BlockWeights, Weights, as_float32
+from slipstream.models.threads import num_threads
 
 _LAST, _FEATURES = -1, -2
 _INTO, _OUT = 0, 1

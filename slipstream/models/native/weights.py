@@ -10,8 +10,8 @@ import numpy as np
 from slipstream.models import dtypes
 from slipstream.models.dtypes import Array
 from slipstream.models.format.gguf_file import TYPES
-from slipstream.models.machine import num_threads
 from slipstream.models.native.library import Matrix, call, team
+from slipstream.models.threads import num_threads
 
 BFLOAT16, FLOAT32, NARROW_FLOAT32, FLOAT16 = range(4)
 """Plain element types: see `Kind` in `src/model.h`."""

@@ -13,7 +13,7 @@ from slipstream.config import set_default_variables
 from slipstream.models.cuda.graphs import sent
 from slipstream.models.dtypes import DTYPES, Array
 from slipstream.models.kv.pool import Buffers
-from slipstream.models.machine import num_threads, place
+from slipstream.models.threads import num_threads, place
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 

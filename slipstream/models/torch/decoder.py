@@ -21,17 +21,10 @@ from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers
-from slipstream.models.torch.paged import (
-    ForwardShape,
-    PackedDraws,
-    PackedForward,
-    PagedTokens,
-    attend,
-    num_places,
-    pack,
-    unpack,
-)
-from slipstream.models.torch.ranks import ALONE, Ranks, own_bytes
+from slipstream.models.torch.packing import ForwardShape, PackedDraws, PackedForward, pack
+from slipstream.models.torch.paged import PagedTokens, attend, num_places, unpack
+from slipstream.models.torch.ranks import ALONE, Ranks
+from slipstream.models.torch.shards import own_bytes
 
 _ATTENTION = "slipstream"
 _OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}

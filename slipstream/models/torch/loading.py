@@ -28,7 +28,7 @@ from slipstream.models.native.checkpoint import Checkpoint, is_fp8, read_config
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
 from slipstream.models.torch.arrays import start_torch, torch_dtype
-from slipstream.models.torch.ranks import require_split
+from slipstream.models.torch.shards import require_split
 from slipstream.models.torch.transformers_model import MAKING, account_config
 
 

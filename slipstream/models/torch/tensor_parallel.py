@@ -21,7 +21,7 @@ from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.torch.arrays import torch_dtype
 from slipstream.models.torch.decoder import TorchDecoder
-from slipstream.models.torch.paged import PackedDraws, PackedForward
+from slipstream.models.torch.packing import PackedDraws, PackedForward
 from slipstream.models.torch.ranks import Ranks
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 from fuzz.files.kinds import Kind
 from fuzz.files.mutations import json_lines, some_bytes, toml
-from slipstream.bench.harness import read_questions
+from slipstream.bench.questions import read_questions
 from slipstream.cli.keys import add_key
 from slipstream.cli.trace import page, summary
 from slipstream.config import load_config, load_settings

@@ -28,7 +28,7 @@ from slipstream.models.dtypes import FLOAT32
 from slipstream.models.format.folder import SHARD_INDEX, WEIGHTS, reading
 from slipstream.models.format.tokenizer import _read
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
-from slipstream.models.glide.glide_init import save_blocks
+from slipstream.models.glide.glide_files import save_blocks
 from slipstream.models.glide.glide_weights import (
     BLOCKS_NAME,
     HEAD,

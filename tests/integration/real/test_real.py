@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream.bench.harness import read_questions, select
+from slipstream.bench.questions import read_questions, select
 from slipstream.cli.main import exit_code
 from slipstream.client import Client
 

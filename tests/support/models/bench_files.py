@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from slipstream.bench.harness import Question, Sample
+from slipstream.bench.harness import Sample
+from slipstream.bench.questions import Question
 from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason

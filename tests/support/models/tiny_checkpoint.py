@@ -9,12 +9,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from slipstream.models.glide.glide_init import (
-    GlideShape,
-    config_for_target,
-    init_from_target,
-    save_glide,
-)
+from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.template import default_template
 from slipstream.text.tokenizer import TextTokenizer

@@ -13,7 +13,7 @@ from slipstream.core.request.request import ModelFacts, make_request
 from slipstream.core.run import Run
 from slipstream.core.types import Shape, Verification
 from slipstream.drafting.engine import LocalDraft
-from slipstream.models.causal import CausalScorer
+from slipstream.models.causal_scorer import CausalScorer
 from support.models import tiny
 from support.models.in_memory import causal_model
 

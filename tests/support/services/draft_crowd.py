@@ -12,7 +12,7 @@ from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPoli
 from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.engine.thread import EngineThread
-from slipstream.models.causal import CausalScorer
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.scorer import KvView
 from slipstream.train.decision import DecisionNetwork
 from support.models import tiny

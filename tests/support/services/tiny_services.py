@@ -13,7 +13,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
-from slipstream.models.causal import CausalModel, CausalScorer
+from slipstream.models.causal import CausalModel
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import target_parts

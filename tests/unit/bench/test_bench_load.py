@@ -3,8 +3,8 @@
 import pytest
 
 from slipstream.bench.figures import paired
-from slipstream.bench.harness import Question
 from slipstream.bench.load import Answer, EngineUnderTest, LoadPlan, measure_load, remarks
+from slipstream.bench.questions import Question
 from slipstream.core.errors import CapacityError
 from support.commands import refusal
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from slipstream.bench.harness import Question, read_questions, select
+from slipstream.bench.questions import Question, read_questions, select
 from slipstream.core.errors import InvalidRequest
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from slipstream.bench.harness import Question, TurnPlan, run_in_turn
+from slipstream.bench.harness import TurnPlan, run_in_turn
+from slipstream.bench.questions import Question
 from slipstream.bench.rounds import parts_of, remarks, rounds_figures
 from slipstream.core.request.results import Timings
 from slipstream.core.request.stats import SpeculationStats

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.bench.harness import read_questions
+from slipstream.bench.questions import read_questions
 from slipstream.cli.options import FormFlags
 from slipstream.config import load_config
 from slipstream.core.errors import InvalidRequest, SlipstreamError, TrainingError

@@ -12,7 +12,7 @@ from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import CHUNK, DraftRequest
 from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
-from slipstream.models.causal import CausalScorer
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.scorer import Sync
 from support.models import tiny
 from support.models.in_memory import causal_model

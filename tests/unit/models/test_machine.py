@@ -122,7 +122,7 @@ def test_another_limit_number_of_threads_or_version_is_another_machine(fresh, mo
 SCRIPT = """
 import json, os, threading
 import torch
-from slipstream.models import machine as cores
+from slipstream.models import threads as cores
 from slipstream.models.torch.arrays import start_torch
 from slipstream.models.native.library import NotNative, kernels
 

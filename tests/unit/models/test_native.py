@@ -13,8 +13,8 @@ from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
 from slipstream.models.kv.batch import Part
-from slipstream.models.machine import set_num_threads
 from slipstream.models.native import library
+from slipstream.models.threads import set_num_threads
 from support.models import families, tiny
 from support.models.families import faint_model, grouped_model, odd_model, uneven_model
 from support.models.in_memory import causal_model

@@ -13,11 +13,11 @@ from slipstream.core.errors import ModelError
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.draws import draw_among, draw_keys
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
-from slipstream.models.machine import set_num_threads
 from slipstream.models.native import library, weights
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel
 from slipstream.models.native.weights import BlockWeights, Weights
+from slipstream.models.threads import set_num_threads
 from support.models import tiny_gguf
 from support.models.instruction_sets import available, teams
 from support.models.toy import choose

@@ -10,10 +10,10 @@ from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.format.rope import Rotary
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.load import draft_scorer, target_parts
-from slipstream.models.machine import set_num_threads
 from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
+from slipstream.models.threads import set_num_threads
 from slipstream.models.torch.arrays import numpy_dtype
 from support.models import tiny, tiny_eagle, tiny_glide
 from support.models.instruction_sets import teams

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from slipstream.models.machine import Measurements
-from slipstream.verifying import build
-from slipstream.verifying.build import learn_cost
+from slipstream.verifying import trial
+from slipstream.verifying.trial import learn_cost
 from support.models import tiny
 from support.models.in_memory import causal_model
 
@@ -18,7 +18,7 @@ NAME = "costs of a tiny model"
 def machine(monkeypatch):
     """Measurements of a machine on which nothing has run."""
     machine = Measurements(None)
-    monkeypatch.setattr(build, "this_machine", lambda: machine)
+    monkeypatch.setattr(trial, "this_machine", lambda: machine)
     return machine
 
 

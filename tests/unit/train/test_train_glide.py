@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from slipstream.core.errors import SlipstreamError
 from slipstream.models.glide.glide import Rope
 from slipstream.train.config import GlideLoss, TrainSchedule, TrainSettings
-from slipstream.train.features import HeldoutCounts, TrainBatch
+from slipstream.train.features import TrainBatch
 from slipstream.train.glide import (
     Frozen,
     GlideMethod,
@@ -20,6 +20,7 @@ from slipstream.train.glide import (
     lag_mask,
     position_weights,
 )
+from slipstream.train.heldout import HeldoutCounts
 
 
 def blocks(lengths, offsets):

@@ -11,7 +11,7 @@ from slipstream.cli.main import app_of
 from slipstream.client import Client
 from slipstream.core.types import SamplingParams
 from slipstream.models.glide.glide_config import CONFIG_NAME
-from slipstream.models.glide.glide_init import load_weights
+from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data

@@ -14,13 +14,7 @@ from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
 from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, load_decision
 from slipstream.train import decision_run
-from slipstream.train.decision import (
-    DecisionSettings,
-    Records,
-    RoundRecorder,
-    records_of,
-    train_decision,
-)
+from slipstream.train.decision import DecisionSettings, train_decision
 from slipstream.train.decision_run import (
     PROVENANCE_NAME,
     DecisionRun,
@@ -29,6 +23,7 @@ from slipstream.train.decision_run import (
     run_decision,
     split,
 )
+from slipstream.train.rounds import Records, RoundRecorder, records_of
 from support.commands import refusal
 from support.models import tiny_checkpoint, tiny_eagle
 

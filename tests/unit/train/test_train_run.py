@@ -13,7 +13,7 @@ from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.eagle.eagle_weights import read_layers
 from slipstream.models.glide.glide_config import read_config
-from slipstream.models.glide.glide_init import load_weights
+from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.load import load_glide, target_parts
 from slipstream.models.scorer import Sync
 from slipstream.models.torch.loading import load_target_parts

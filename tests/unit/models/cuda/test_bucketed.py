@@ -17,7 +17,7 @@ from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.torch.arrays import as_array
-from slipstream.models.torch.paged import Buckets, row_steps
+from slipstream.models.torch.packing import Buckets, row_steps
 from support.models import tiny
 from support.models.in_memory import causal_model
 

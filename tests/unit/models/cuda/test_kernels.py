@@ -20,7 +20,8 @@ from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
-from slipstream.models.torch.paged import attend, num_places, on_pages, pack, tiles_of, unpack
+from slipstream.models.torch.packing import pack, tiles_of
+from slipstream.models.torch.paged import attend, num_places, on_pages, unpack
 from support.cuda.operators import draw, edit, multiply, read_chain, truncate
 from support.models import tiny
 

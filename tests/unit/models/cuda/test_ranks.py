@@ -19,8 +19,9 @@ from slipstream.models.cuda.layers import FusedLayer, scale_linears
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model, sizes_of
 from slipstream.models.torch import tensor_parallel
-from slipstream.models.torch.paged import Buckets
-from slipstream.models.torch.ranks import join_ranks, leave_ranks, localise
+from slipstream.models.torch.packing import Buckets
+from slipstream.models.torch.ranks import join_ranks, leave_ranks
+from slipstream.models.torch.shards import localise
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 

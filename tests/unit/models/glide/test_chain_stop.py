@@ -18,7 +18,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft
 from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates, read_each
-from slipstream.models.causal import CausalScorer
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import (
     DECISION_NAME,
     GREEDY,

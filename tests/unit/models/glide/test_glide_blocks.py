@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.glide.glide_init import glide_model, load_weights, save_blocks, save_glide
+from slipstream.models.glide.glide_files import glide_model, load_weights, save_blocks, save_glide
 from slipstream.models.glide.glide_weights import (
     BLOCKS_NAME,
     HEAD,

@@ -10,7 +10,8 @@ import torch
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import CapacityError, ModelMismatch, WeightsError
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
-from slipstream.models.glide.glide_init import config_for_target, save_glide
+from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import config_for_target
 from slipstream.models.glide.glide_weights import check_target
 from slipstream.models.glide.load import load_glide, target_parts
 from slipstream.models.scorer import NUM_SINKS, Grow, Sync, num_skipped, read
