@@ -97,7 +97,7 @@ def causal_model(
         if isinstance(model, WeightSource):
             found = CausalModel(NativeDecoder(model, sizes.layout), sizes)
         else:
-            from slipstream.models.cuda.decoder import torch_decoder
+            from slipstream.models.torch.choice import torch_decoder
 
             own = torch_decoder(model, sizes, numerics=numerics, split=split)
             found = CausalModel(own, sizes)

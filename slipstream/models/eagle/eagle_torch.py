@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.models.cuda.decoder import load_kernels
 from slipstream.models.cuda.graphs import sent
 from slipstream.models.cuda.layers import Stream, added, read_states
 from slipstream.models.eagle.eagle import EagleModel
@@ -25,6 +24,7 @@ from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import rope_of, table_of
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import as_tensor
+from slipstream.models.torch.choice import load_kernels
 
 
 class TorchEagle(TorchDraft):

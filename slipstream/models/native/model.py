@@ -77,6 +77,7 @@ class NativeModel:
         call("model", *arguments, byref(made))
         self._handle = made.value
         self._free = finalize(self, self._library.slipstream_free_model, self._handle)
+        self._free.atexit = False  # a thread may still compute with it
 
     @property
     def weight_bytes(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from slipstream.core.inline import finished
-from slipstream.core.round import Port, Round, timed
+from slipstream.core.round import Port, PortCall, Round
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Verdict
 from slipstream.telemetry.metric import Telemetry
@@ -114,10 +114,10 @@ class Watched:
         at = Round(index, self.clock())
         if script.draft_s is not None:
             at.plan = script.plan
-            with timed(at, Port.PROPOSE, self.clock, self.tracer):
+            with PortCall(at, Port.PROPOSE, self.clock, self.tracer):
                 at.proposal = await self.engine.propose(None, script.plan)
             self.clock.passes(script.gap_s)
-        with timed(at, Port.VERIFY, self.clock, self.tracer):
+        with PortCall(at, Port.VERIFY, self.clock, self.tracer):
             at.verdict = await self.engine.verify(None, at.proposal)
         self.tracer.record(at)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.models.cuda.decoder import load_kernels
 from slipstream.models.loading import causal_model, load_model, sizes_of
+from slipstream.models.torch.choice import load_kernels
 from slipstream.models.torch.loading import load_target_parts
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny, tiny_gguf

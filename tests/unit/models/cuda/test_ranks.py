@@ -14,11 +14,11 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import SamplingParams
 from slipstream.models.causal import CausalModel
-from slipstream.models.cuda.decoder import torch_decoder
 from slipstream.models.cuda.layers import FusedLayer, scale_linears
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model, sizes_of
 from slipstream.models.torch import tensor_parallel
+from slipstream.models.torch.choice import torch_decoder
 from slipstream.models.torch.packing import Buckets
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
 from slipstream.models.torch.shards import localise
