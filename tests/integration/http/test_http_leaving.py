@@ -88,9 +88,9 @@ def test_up_with_http_starts_a_front_that_ends_after_what_runs(model, tmp_path):
     traces = tmp_path / "traces"
     flags = "--http", "0", "--traces", str(traces)
     with up(model, "ngram", *flags) as process, Client(process.ready()) as sdk:
-        line = process.until_logged("/v1 asks")
+        line = process.until_logged("/v1 is a client of")
         assert line.startswith("http   |")
-        url = line.split()[-3].removesuffix("/v1")
+        url = line.split()[-6].removesuffix("/v1")
         assert not has_loaded(process.child("gateway"), "torch")
         expected = sdk.generate("hello", raw=True, max_tokens=300)
         with client_of(url) as client:

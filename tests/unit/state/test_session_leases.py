@@ -74,11 +74,12 @@ def test_its_id_and_what_its_caller_holds_or_gets_beside_make_it_no_other(one, s
 async def test_a_store_of_this_process_keeps_a_request_on_its_own_once_it_has_ended():
     for asked, ending, kept in [(ASKED, None, ()), (ASKED, ENDING, (4,)), (IN_SESSION, None, (4,))]:
         leases = claims(ends_with_process=True)
-        journal = (await leases.acquire(asked, "", "model")).journal
+        _, journal = await leases.acquire(asked, "", "model")
         journal.open(PROMPT, OPENING)
         await journal.keep([4], ending)
         await journal.close(target=None, draft=None)
-        assert (await leases.acquire(asked, "", "model")).record.output == kept
+        record, _ = await leases.acquire(asked, "", "model")
+        assert record.output == kept
 
 
 def test_requests_on_their_own_are_kept_by_owner_and_id():
