@@ -6,6 +6,7 @@ tokens whose noise decides. These are the very tokens of `core.verify.verify`, i
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,14 @@ def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:
         return 0, 0
     first, second = noise_keys(sampling.seed, position, Purpose.DRAW)
     return signed(first), signed(second)
+
+
+def draw_keys_of(samplings: Sequence[SamplingParams], positions: Ids) -> NDArray[np.int32]:
+    """Return `draw_keys` [2, N, n] of each request at its positions [N, n]; those of a greedy one
+    are of no use."""
+    seeds: Any = np.array([[own.seed] for own in samplings], np.uint64)
+    each: Any = positions.astype(np.uint64)
+    return np.stack(noise_keys(seeds, each, Purpose.DRAW)).astype(np.uint32).view(np.int32)
 
 
 def draw_among(

@@ -50,8 +50,9 @@ def _uniform(keys: tuple[int, int], index: int) -> float:
 
 
 def noise_keys(seed: int, position: int, purpose: Purpose) -> tuple[int, int]:
-    """Two 32-bit keys out of 64 bits of seed, a position and a purpose."""
-    key = _mix64(seed ^ _mix64((position << 8 | purpose) & _MASK64))
+    """Two 32-bit keys out of 64 bits of seed, a position and a purpose; of arrays of uint64, keys
+    of each."""
+    key = _mix64(seed ^ _mix64((position << 8 | int(purpose)) & _MASK64))
     return key & MASK32, key >> 32
 
 

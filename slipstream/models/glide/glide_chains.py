@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.core.verify.draws import draw_keys
+from slipstream.core.verify.draws import draw_keys_of
 from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.decision import DecisionModel
 from slipstream.models.decoder import ANY_ROWS
@@ -99,11 +99,10 @@ class _Pass:
         made = np.zeros((len(StepNumber), *columns.shape), np.int64)
         read = self.num_read(columns, reads_first=False)
         made[: StepNumber.FIRST_KEY] = *self.places(columns), columns + 1, read, lags
-        for index, ask in enumerate(self.asks):
-            if not ask.sampling.is_greedy:
-                first = len(ask.tokens) + ask.state.skipped
-                keys = [draw_keys(ask.sampling, first + depth) for depth in range(ask.limit)]
-                made[StepNumber.FIRST_KEY :, index, : ask.limit] = np.array(keys).T
+        samplings = [ask.sampling for ask in self.asks]
+        if not all(own.is_greedy for own in samplings):
+            firsts = np.array([[len(ask.tokens) + ask.state.skipped] for ask in self.asks])
+            made[StepNumber.FIRST_KEY :] = draw_keys_of(samplings, firsts + depths)
         return made[:, self.order].transpose(2, 0, 1)
 
     def numbers(self, num_points: int) -> Array:

@@ -12,7 +12,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.distribution import SamplingDistribution, distribution_of, masses
-from slipstream.core.verify.draws import NO_TOKEN, fits_device, walk_drawn
+from slipstream.core.verify.draws import NO_TOKEN, draw_keys, draw_keys_of, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
 from slipstream.models.cuda.draws import DrawTables, draw_packed, pack_draws, scores_of
 from slipstream.models.cuda.graphs import Replay
@@ -139,3 +139,13 @@ def test_only_exact_verification_without_log_probabilities_fits(mode):
     session = Session("s", 1, 1, SamplingParams(**EDITED[3]), mode)
     assert fits_device(session) is (mode is Verification.EXACT)
     assert not fits_device(replace(session, num_logprobs=0))
+
+
+def test_keys_of_many_draws_are_those_of_each():
+    samplings = [SamplingParams(temperature=1.0, seed=seed) for seed in (0, 1, 2**63, 2**64 - 1)]
+    positions = np.array([[0, 1, 300], [7, 7, 8], [5, 4, 3], [2**20, 2, 9]])
+    found = draw_keys_of(samplings, positions)
+    each = zip(samplings, positions.tolist(), strict=True)
+    assert found.transpose(1, 2, 0).tolist() == [
+        [[*draw_keys(own, position)] for position in some] for own, some in each
+    ]
