@@ -137,10 +137,8 @@ def context_length(config: Any) -> int:
 
     Raises `ModelError` for attention that the cache can't serve.
     """
-    rope, kinds = (
-        getattr(config, "rope_parameters", None) or {},
-        getattr(config, "layer_types", None),
-    )
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = getattr(config, "layer_types", None)
     limit = positions_of(rope, int(config.max_position_embeddings))
     is_on = getattr(config, "use_sliding_window", True)
     if window := (is_on and getattr(config, "sliding_window", None)):

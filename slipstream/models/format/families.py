@@ -23,9 +23,10 @@ TABLE = json.loads((Path(__file__).parent / "families.json").read_text(encoding=
 """Facts of families and of rotary embeddings."""
 _FAMILIES: dict[str, Any] = TABLE["families"]
 _UNREAD: dict[str, dict[str, Any]] = TABLE["unread"]
-_WRAPPERS = {"gemma3": "gemma3_text"}
+_WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 """Models of images and text, whose text alone is served, and the family of that."""
 _OUTER = {"text_config", "vision_config", "mm_tokens_per_image", "tie_word_embeddings"}
+_OUTER |= {"vision_feature_layer", "projector_hidden_act", "spatial_merge_size"}
 _TYPES = {"int": int, "float": float, "list": list, "dict": dict}
 _EOS = "eos_token_id"
 _ANY = {"max_window_layers", "num_hidden_layers"}
@@ -85,7 +86,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a config.json that describes a decoder of text."""
     family = _WRAPPERS.get(str(config.get("model_type")))
     own = config.get("text_config")
-    if family is None or not isinstance(own, dict):
+    if family is None or not isinstance(own, dict) or own.get("model_type", family) != family:
         return config
     outer = {name: config[name] for name in ("tie_word_embeddings", _EOS) if name in config}
     return {**own, **outer, "model_type": family}

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    SiglipVisionConfig,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, SiglipVisionConfig
 
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models import reference
@@ -87,13 +82,15 @@ def test_a_folder_gives_the_bits_of_the_model_in_memory(tmp_path, family, stored
 
 @needs_kernels
 @pytest.mark.parametrize("is_old", [False, True])
-def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, is_old):
-    text = family_model("gemma3_text", vocab_size=264).config
+@pytest.mark.parametrize(("kind", "family"), [("gemma3", "gemma3_text"), ("mistral3", "mistral")])
+def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, kind, family, is_old):
+    text = family_model(family, vocab_size=264).config
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     vision = SiglipVisionConfig(**sizes, num_attention_heads=2, image_size=28, patch_size=14)
     parts = {"text_config": text.to_dict(), "vision_config": vision.to_dict()}
-    config = Gemma3Config(**parts, mm_tokens_per_image=4, eos_token_id=[1, 106])
-    model = Gemma3ForConditionalGeneration(config).float().eval()
+    own = {"mm_tokens_per_image": 4} if kind == "gemma3" else {"tie_word_embeddings": True}
+    config = AutoConfig.for_model(kind, **parts, **own, eos_token_id=[1, 106])
+    model = AutoModelForImageTextToText.from_config(config).float().eval()
     folder = save_model(tmp_path, model)
     tensors = {name: it for name, it in model.state_dict().items() if name != "lm_head.weight"}
     for old, new in (("model.language_model", "language_model.model"), ("model.v", "v")) * is_old:
