@@ -2,15 +2,11 @@
 
 import asyncio
 from contextlib import asynccontextmanager
-from math import inf, nan
 
 import pytest
 
-from slipstream.client import Mode, SamplingParams, SpeculationOptions, StopPolicy, Verification
-from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, SparseDistribution
+from slipstream.client import Mode, SpeculationOptions, StopPolicy
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from support.network.hostile_replicas import (
     GARBAGE,
@@ -25,11 +21,7 @@ from support.services import fleet
 from support.services.fleet import num_ready, routed
 
 EXACT = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=2)
-MCSD = SpeculationOptions(
-    mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=1, verification=Verification.MCSD
-)
 OFF = SpeculationOptions(mode=Mode.OFF)
-SAMPLED = SamplingParams(temperature=1.0, seed=7)
 OPENED = draft_pb2.SpeculateResponse(opened=draft_pb2.DraftOpened()).SerializeToString()
 
 
@@ -53,13 +45,6 @@ async def beside(served, speculate, **config):
 def proposes(proposal: common_pb2.Proposal):
     message = draft_pb2.SpeculateResponse(proposed=draft_pb2.Proposed(proposal=proposal))
     return says(OPENED, message.SerializeToString())
-
-
-def drawn(*probs: float):
-    """A proposal of a token, drawn from a distribution with such probabilities."""
-    drawn_from = SparseDistribution(tuple(range(5, 5 + len(probs))), probs)
-    proposal = Proposal(TokenTree.chain([5]), distributions=(drawn_from, None))
-    return proposes(proposal_to_pb(proposal))
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
@@ -108,14 +93,6 @@ async def test_a_draft_of_another_protocol_is_not_used_and_both_versions_are_nam
         info = await fleet.until(client, lambda info: info.replicas[0].state == "unfit")
         assert "version 99 of the protocol, but this router version 1" in info.replicas[0].reason
         await client.generate("hello", max_tokens=5)
-
-
-@pytest.mark.parametrize("probs", [(inf,), (1e308, 1e308), (nan, 1.0)], ids=str)
-async def test_probabilities_that_are_none_fail_no_request(served, probs):
-    async with beside(served, drawn(*probs)) as client:
-        result = await client.generate("hello", max_tokens=8, speculation=MCSD, sampling=SAMPLED)
-    assert len(result.token_ids) == 8
-    assert result.stats.speculation.fallbacks.keys() == {"invalid"}
 
 
 def decides(**fields):

@@ -166,6 +166,8 @@ FAULTS = {
     "a probability of the distribution at node -1 is": drawn(
         2, odd((2, 3), 0.5, float("nan")), None
     ),
+    "node -1 is inf, but must": drawn(2, odd((2,), float("inf")), None),
+    "node -1 is 1e\\+308, but must": drawn(2, odd((2, 3), 1e308, 1e308), None),
     "names a token twice": drawn(2, odd((2, 2), 0.5, 0.5), None),
     "distribution at node -1 has token id 9, not": drawn(2, odd((2, 9), 0.5, 0.5), None),
     "2 nodes has 1 statistics": (
