@@ -112,7 +112,7 @@ async def test_a_full_server_changes_nothing_and_still_forgets(server, store):
 async def test_sessions_go_on_when_the_endpoint_leads_to_another_server(is_killed):
     port = free_port()
     with (
-        redis_server(port=port) as first,
+        redis_server("--repl-diskless-sync-delay", "0", port=port) as first,
         redis_server("--replicaof", f"127.0.0.1 {port}") as second,
     ):
         await until(lambda: second.call("INFO", "replication")["master_link_status"] == "up")
