@@ -134,6 +134,14 @@ def write_whole(path: Path, data: bytes, *, mode: int | None = None) -> None:
         raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None
 
 
+def make_folder(path: Path) -> None:
+    """Make a directory, where there is none. Raises `InvalidRequest` where that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None
+
+
 def write_json(path: Path, values: Any) -> None:
     """Write JSON that all users can read, whole or not at all. Raises as `write_whole` does."""
     text = json.dumps(values, indent=2, allow_nan=False) + "\n"

@@ -135,6 +135,8 @@ def check_bounds(options: Any) -> None:
             raise InvalidRequest(
                 f"{member.name} is {value}, but must be {_range(above, least, most)}"
             )
+        if value == math.inf and (above, least) != (None, None):
+            raise InvalidRequest(f"{member.name} is {value}, but must be a finite number")
 
 
 class Bounded:

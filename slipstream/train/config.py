@@ -7,8 +7,6 @@ from typing import ClassVar
 from slipstream.core.errors import TrainingError
 from slipstream.options import Bounded, check_bounds, option
 
-LENGTH = "Length and speed"
-"""Heading of options in `--help`."""
 WARMUP, FLOOR, GRAD_CLIP = 0.03, 0.02, 1.0
 MAX_WEIGHT = 1e6
 """Largest weight of a loss term."""
@@ -76,7 +74,7 @@ class TrainSchedule:
     `lr * FLOOR`.
     """
 
-    PANEL: ClassVar[str] = LENGTH
+    PANEL: ClassVar[str] = "Length and speed"
 
     steps: int | None = option(None, "Length of the run in steps.", least=1)
     minutes: float | None = option(None, "Length of the run in minutes.", above=0)
@@ -99,7 +97,7 @@ class Precision(StrEnum):
 class TrainSettings(Bounded):
     """Settings of a run that change its result, of every kind of draft."""
 
-    PANEL: ClassVar[str] = LENGTH
+    PANEL: ClassVar[str] = "Length and speed"
 
     schedule: TrainSchedule
     batch_tokens: int = option(4096, "Tokens in a batch, padding included.", least=1)

@@ -8,6 +8,7 @@ and `{"messages": [...]}`, too. A directory of shards counts as one file of thei
 import gzip
 import hashlib
 import io
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from slipstream.files import as_text, json_lines, read_bytes, read_within
 
 MAX_FILE_BYTES = 4 << 30
 """Largest file of training text, unpacked."""
+_LOG = logging.getLogger("slipstream.train")
 
 Encode = Callable[[Any], Sequence[int]]
 """Function that returns a prompt's ids in the chat template, up to where the answer starts."""
@@ -92,6 +94,8 @@ def read_data(path: Path, limits: ReadLimits, *, encode: Encode) -> DataFile:
         num_skipped += len(found) - len(kept)
     if not documents:
         raise TrainingError(f"{path} holds no document of at most {limits.max_tokens} tokens")
+    if num_skipped:
+        _LOG.warning("%s: %d longer than %d tokens, left out", path, num_skipped, limits.max_tokens)
     return DataFile(path.resolve().name, digest.hexdigest(), tuple(documents), num_skipped)
 
 

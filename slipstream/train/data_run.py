@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.files import json_lines, write_whole
+from slipstream.files import json_lines, make_folder, write_whole
 from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.format.digests import weights_digest
 from slipstream.models.format.resolve import resolve, short_name
 from slipstream.models.format.tokenizer import find_tokenizer
 from slipstream.models.loaded import find_sources
@@ -76,10 +77,6 @@ class DataRun:
                 f" {self.temperatures!r}"
             ) from None
 
-    def seed_of(self, number: int) -> int:
-        """Return the seed of a shard's random numbers."""
-        return random.Random(f"{self.seed}:{number}").getrandbits(63)
-
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
@@ -92,9 +89,9 @@ class DataPlan:
 
 def make_plan(run: DataRun) -> DataPlan:
     """Return what belongs into which shard; loads no weights."""
-    tokenizer = find_tokenizer(*find_sources(resolve(run.target))).text
-    talks: list[Talk] = []
-    digests: list[list[str]] = []
+    path = resolve(run.target)
+    tokenizer = find_tokenizer(*find_sources(path)).text
+    talks, digests = list[Talk](), list[list[str]]()
     for file in run.prompts:
         if not file.name.endswith((".jsonl", ".jsonl.gz")):
             raise TrainingError(f"{file} is none of .jsonl, .jsonl.gz")
@@ -107,6 +104,7 @@ def make_plan(run: DataRun) -> DataPlan:
     names = ("dtype", "max_new_tokens", "temperatures", "batch", "max_prompt_tokens", "seed")
     manifest = {
         "target": short_name(run.target),
+        "weights": weights_digest(path),
         "tokenizer": tokenizer.vocab_hash,
         "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
         "files": digests,
@@ -186,7 +184,7 @@ def _shards(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[in
             bulk,
             target.tokenizer,
             plan.shards[number],
-            seed=run.seed_of(number),
+            seed=random.Random(f"{run.seed}:{number}").getrandbits(63),
             max_prompt_tokens=run.max_prompt_tokens,
         )
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
@@ -199,10 +197,7 @@ def _prepare(out: Path, manifest: Mapping[str, Any]) -> None:
     """Make a directory for shards of a manifest. Raises `TrainingError` where those of another one
     are. Several processes may write there, each shard whole."""
     path, text = out / MANIFEST_NAME, (json.dumps(manifest, indent=2) + "\n").encode()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"{out} can't be written: {error}") from None
+    make_folder(out)
     if not any(out.glob("shard-*")):
         write_whole(path, text, mode=0o644)
     elif not path.is_file() or path.read_bytes() != text:

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.core.errors import WeightsError
 from slipstream.models.decision import GREEDY, NUM_STATS, SAMPLED, DecisionModel
 from slipstream.options import Bounded, option
 from slipstream.train.rounds import Records
@@ -19,8 +18,6 @@ class DecisionNetwork(nn.Module):
 
     def __init__(self, hidden_size: int, width: int = 32) -> None:
         super().__init__()
-        if min(hidden_size, width) < 1:
-            raise WeightsError(f"hidden_size {hidden_size} and width {width} must be 1 or more")
         self.width = width
         self.hidden = nn.Linear(hidden_size, width + 2)
         self.stats = nn.Linear(NUM_STATS, width + 2, bias=False)

@@ -140,17 +140,14 @@ def calibrated(seen: Records, held: Records) -> Tensor:
 def split(records: Records) -> tuple[Records, Records, Records]:
     """Return records to train on, to stop by, to report on: 5, 2 and 3 of 10 prompts in turn."""
     digit = records.prompt % 10
-    parts = (
-        records.rows(digit >= 5),
-        records.rows((digit == 3) | (digit == 4)),
-        records.rows(digit < 3),
-    )
-    if not all(len(part) for part in parts):
+    chosen = digit >= 5, (digit == 3) | (digit == 4), digit < 3
+    train, validation, held = map(records.rows, chosen)
+    if not (len(train) and len(validation) and len(held)):
         raise TrainingError(
             f"{len(records)} drafted tokens of {len(records.prompt.unique())} prompts are too few"
             " to train on some and hold others out: record at least 10 prompts"
         )
-    return parts
+    return train, validation, held
 
 
 def log_losses(probs: Tensor, accepted: Tensor) -> Tensor:

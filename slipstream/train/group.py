@@ -58,8 +58,6 @@ class TrainGroup:
 
 
 SINGLE_PROCESS = TrainGroup()
-
-
 _WAIT = timedelta(hours=12)
 """Longest wait of members for each other: the lead measures alone."""
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from slipstream.core.errors import TrainingError
+from slipstream.files import write_whole
 from slipstream.ngrams.store_file import (
     ARRAYS,
     FACTOR,
@@ -124,9 +125,7 @@ def write_store(path: Path, arrays: Arrays, header: StoreHeader) -> None:
     """Write a file that `ngrams.store_file.NgramFile` reads; the checksum is filled in."""
     crc = checksum([arrays[name].tobytes() for name in ARRAYS])
     metadata = {"format": "np", "ngrams": json.dumps(asdict(replace(header, crc32=crc)))}
-    part = path.with_name(path.name + ".part")
-    save_file(arrays, part, metadata=metadata)
-    part.replace(path)
+    write_whole(path, save(arrays, metadata=metadata), mode=0o644)
 
 
 def _generated(
@@ -140,8 +139,6 @@ def _generated(
         first = size + max_context
         places.append(np.arange(first + document.num_prompt, first + len(document.ids)))
         size = first + len(document.ids)
-    if not ids:
-        return gap, np.zeros(0, np.int64)
     return np.concatenate(ids), np.concatenate(places)
 
 

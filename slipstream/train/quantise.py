@@ -100,7 +100,6 @@ def quantise(run: QuantiseRun, *, progress: Progress) -> QuantiseOutcome:
     blocks = {name: as_array(own.packed()) for name, own in matrices.items()}
     head, digest = blocks.pop(HEAD), rows_digest(as_array(draft.frozen.head))
     path = save_blocks(GlideBlocks(blocks, head, digest), folder)
-    outcome = QuantiseOutcome(path, before, after)
     facts: dict[str, Any] = {
         name: {**asdict(found), "length": found.length}
         for name, found in (("before", before), ("after", after))
@@ -108,7 +107,7 @@ def quantise(run: QuantiseRun, *, progress: Progress) -> QuantiseOutcome:
     facts |= {name: getattr(run, name) for name in ("num_conversations", "num_heldout", "seed")}
     place, revision = folder / PROVENANCE_NAME, code_revision()
     write_provenance(place, text.files, command=run.command, revision=revision, facts=facts)
-    return outcome
+    return QuantiseOutcome(path, before, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +123,7 @@ class _Draft:
 
     def replaced(self, matrices: Mapping[str, Tensor]) -> "_Draft":
         model, device = deepcopy(self.model), self.frozen.head.device
-        linears = {name: own for name, own in matrices.items() if name != HEAD}
-        model.load_state_dict(linears, strict=False)
+        model.load_state_dict(matrices, strict=False)  # the head is no part of it
         return _Draft(model, replace(self.frozen, head=matrices[HEAD].to(device)))
 
 

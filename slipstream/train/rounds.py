@@ -34,8 +34,6 @@ from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scorer, Scores, Sync
 
 _SESSION = "records"
-
-
 Position = tuple[Floats, tuple[float, ...], bool, bool, int]
 """A drafted position with an accepted path: hidden [d], its statistics, whether the round accepted
 the token, whether it was greedy, and the number of its prompt."""

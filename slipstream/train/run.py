@@ -14,13 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import ModelMismatch
+from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.files import make_folder
 from slipstream.models.eagle.eagle_init import (
     head_config,
     head_from_target,
     load_eagle,
     published_config,
 )
+from slipstream.models.format.digests import weights_digest
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import default_layers
 from slipstream.models.glide.glide_files import load_weights
@@ -148,6 +150,8 @@ def train_draft(
     Every member of a group calls this with the same `run`; the lead writes and reports.
     """
     revision = code_revision()
+    if run.checkpoint.exists() and not run.resume:
+        raise TrainingError(f"{run.checkpoint} is of another run: --resume it, or delete the file")
     # cuDNN plans its attention anew for each shape of a batch, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     target = load_target_parts(run.draft.target, device=str(group.device))
@@ -155,7 +159,7 @@ def train_draft(
     method, features = run.start(target, files)
     split = split_heldout(features.documents, run.settings.heldout)
     trainer = Trainer(method, features, split, run.settings, group=group)
-    fingerprint = _fingerprint(run, files)
+    fingerprint = _fingerprint(run, target, files)
     if run.resume:
         trainer.resume(run.checkpoint, fingerprint)
 
@@ -168,14 +172,17 @@ def train_draft(
         trainer.save(run.checkpoint, fingerprint)
         hooks.check(result)
 
+    make_folder(run.out)
     trainer.run(TrainHooks(hooks.clock, hooks.report, check))
 
 
-def _fingerprint(run: DraftRun, files: Sequence[DataFile]) -> str:
+def _fingerprint(run: DraftRun, target: LoadedModel, files: Sequence[DataFile]) -> str:
     """Return the hash of what must be equal for a checkpoint to be resumed."""
-    facts: dict[str, Any] = {"data": [file.sha256 for file in files]}
+    start = run.draft.init_from and weights_digest(run.draft.init_from)
+    draft = {**asdict(run.draft), "target": weights_digest(target.path), "init_from": start}
+    facts: dict[str, Any] = {"data": [file.sha256 for file in files], "draft": draft}
     facts |= {"settings": asdict(run.settings), "loss": asdict(run.loss)}
-    facts |= {"layers": run.draft.layers, "num_layers": getattr(run, "num_layers", 1)}
+    facts |= {"num_layers": getattr(run, "num_layers", 1)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

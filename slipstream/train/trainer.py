@@ -231,8 +231,7 @@ class Trainer:
 
     def _step(self, picked: Sequence[int], lr: float) -> tuple[Tensor, int]:
         """Take a step; return the loss of this member's part and the tokens of all."""
-        settings, state, group = self._settings, self.state, self._group
-        optimizer = self._optimizer
+        settings, state, group, optimizer = self._settings, self.state, self._group, self._optimizer
         for parameters in optimizer.param_groups:
             parameters["lr"] = lr
         optimizer.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.files import write_json
+from slipstream.files import make_folder, write_json
 from slipstream.models.eagle.eagle import EagleModel
 from slipstream.models.eagle.eagle_weights import D2T, LAYER_IDS, T2D, read_eagle
 from slipstream.models.format.rope import Rotary
@@ -71,7 +71,7 @@ def head_from_target(model: Any, config: EagleConfig, vocab: Tensor) -> EagleMod
 def save_eagle(head: EagleModel, vocab: Tensor, published: dict[str, Any], directory: Path) -> None:
     """Write weights in bfloat16 and `published`, their config.json; vocab [V_d] int64 holds the
     target id of each head column, which the file has as offsets from the columns."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     tensors = {name: value.detach().bfloat16() for name, value in head.state_dict().items()}
     vocab, size = vocab.cpu(), head.config.vocab_size
     if len(vocab) < size:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from slipstream.files import write_json, write_whole
+from slipstream.files import make_folder, write_json, write_whole
 from slipstream.models.format.digests import file_digest
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
@@ -28,7 +28,7 @@ from slipstream.models.torch.arrays import TORCH_DTYPES, as_tensor
 
 def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:
     """Write config and weights; vocab [V_d] int64 holds the target id of each head column."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     dtype = TORCH_DTYPES[model.config.dtype]
     tensors = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
     write_tensors({**tensors, VOCAB: vocab.to(torch.int64)}, directory / WEIGHTS_NAME)

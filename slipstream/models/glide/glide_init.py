@@ -32,6 +32,8 @@ def config_for_target(
     beyond = [layer for layer in shape.target_layers if layer >= parts.num_layers]
     if beyond:
         raise ModelMismatch(f"layers {beyond} do not exist, the target has {parts.num_layers}")
+    if shape.num_layers > parts.num_layers:
+        raise ModelMismatch(f"num_layers is {shape.num_layers}, the target has {parts.num_layers}")
     if getattr(text, "hidden_act", "silu") != "silu":
         raise ModelMismatch(f"the target's activation is {text.hidden_act}, a draft's is silu")
     attention = llama_layers(model)[-1].self_attn

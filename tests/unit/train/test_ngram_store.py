@@ -202,5 +202,4 @@ def test_the_store_in_the_package_is_whole_and_small():
     (store,) = NgramStores()._stores.values()
     assert store.num_bytes < 10 * 2**20
     assert store.header.num_tokens > 1_000_000
-    newest = store.after([1, 198, 9690])
-    assert sum(share for _, share in newest) <= 1 + 1e-9
+    assert sum(share for _, share in store.after([1, 198, 9690])) <= 1 + 1e-9

@@ -100,8 +100,7 @@ def test_moments_are_those_of_the_inputs(place):
     torch.testing.assert_close(
         moments.mean(HEAD), final.T @ final / len(final), rtol=1e-4, atol=1e-5
     )
-    at = "layers.0.self_attn"
-    shared = [moments.mean(f"{at}.{name}_proj.weight") for name in "qkv"]
+    shared = [moments.mean(f"layers.0.self_attn.{name}_proj.weight") for name in "qkv"]
     assert all(torch.equal(own, shared[0]) for own in shared)
     embedded = frozen.embeddings[batch.ids.flatten()[keep]]
     inputs = model.layers[0].self_norm(embedded).detach().double()

@@ -61,8 +61,10 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     record = provenance(tmp_path)
     assert record["command"] == "slipstream train glide"
     assert record["licence"] == "derived from target (none)"
-    assert record["data"][0]["num_documents"] == 21
-    assert record["data"][0]["num_tokens"] == 20 * 12 + 5
+    assert [record["data"][0][f"num_{kind}"] for kind in ("documents", "tokens")] == [
+        21,
+        20 * 12 + 5,
+    ]
     assert any(check.is_best for check in checks)
     assert all(len(check.heldout.acceptance) == 7 for check in checks)
     assert max(at["length"] for at in record["checks"]) == max(at.heldout.length for at in checks)
@@ -79,9 +81,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path, kind_run
         if check.step > 1:
             raise KeyboardInterrupt
 
-    whole, broken = (
-        kind_run(place, tmp_path / name, settings=CHECKED) for name in ("whole", "broken")
-    )
+    whole, broken = (kind_run(place, tmp_path / name, settings=CHECKED) for name in "ab")
     train(whole)
     with pytest.raises(KeyboardInterrupt):
         train(broken, interrupt)
@@ -90,9 +90,14 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path, kind_run
     assert step_of(broken) == step_of(whole) == 6
     ends = [load_file(run.checkpoint) for run in (whole, broken)]
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
-    other = replace(SETTINGS, batch_tokens=50)
-    with pytest.raises(TrainingError, match="other data or settings"):
-        train(replace(broken, settings=other, resume=True))
+    with pytest.raises(TrainingError, match="of another run: --resume it"):
+        train(broken)
+    other = training_place(tmp_path / "other", initializer_range=0.2) / "target"
+    drafts = [replace(broken.draft, **own) for own in ({"head_size": 20}, {"target": str(other)})]
+    settings = {"settings": replace(SETTINGS, batch_tokens=50)}
+    for changes in (settings, *({"draft": draft} for draft in drafts)):
+        with pytest.raises(TrainingError, match="other data or settings"):
+            train(replace(broken, **changes, resume=True))
     with pytest.raises(TrainingError, match="no checkpoint to resume from"):
         train(kind_run(place, tmp_path / "none", resume=True))
 
@@ -107,12 +112,16 @@ def test_training_lowers_the_loss(tmp_path, kind_run):
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_training_can_start_from_earlier_weights_with_other_text(place, first, tmp_path):
+def test_training_can_start_from_earlier_weights_of_its_shape_with_other_text(
+    place, first, tmp_path
+):
     train(glide_run(place, tmp_path, init_from=first / "weights", head_size=20))
     assert read_config(tmp_path / "weights").head_size == 20
     records = [provenance(out) for out in (first, tmp_path)]
     assert records[0]["started_from"] is None
     assert records[1]["started_from"] == records[0]
+    with pytest.raises(ModelMismatch, match="another target or shape"):
+        train(glide_run(place, tmp_path / "2", init_from=first / "weights", layers="2"))
 
 
 def test_weights_to_start_from_keep_their_vocabulary_on_other_text(place, first, tmp_path):
@@ -120,12 +129,6 @@ def test_weights_to_start_from_keep_their_vocabulary_on_other_text(place, first,
     other.write_text("".join(f'{{"p": [{n}], "g": [{n}, 55]}}\n' for n in range(42, 52)))
     train(glide_run(place, tmp_path, data=(other,), init_from=start))
     assert torch.equal(load_weights(tmp_path / "weights")[1], load_weights(start)[1])
-
-
-def test_weights_of_another_shape_are_no_start(place, first, tmp_path):
-    run = glide_run(place, tmp_path, init_from=first / "weights", layers="2")
-    with pytest.raises(ModelMismatch, match="another target or shape"):
-        train(run)
 
 
 def test_exported_weights_are_those_of_the_best_check(place, tmp_path):
@@ -151,8 +154,9 @@ def words(place, out, *more, kind="glide"):
         ([], "either a number of steps or of minutes"),
         (["--steps", "2", "--layers", "1,x"], "layers is '1,x'"),
         (["--steps", "2", "--layers", "9"], "do not exist"),
-        (["--steps", "2", "--precision", "int8"], "int8"),
-        (["--steps", "2", "--device", "tpu"], "tpu"),
+        (["--steps", "2", "--num-layers", "5"], "num_layers is 5, the target has 4"),
+        (["--steps", "2", "--lr", "inf"], "lr is inf, but must be a finite number"),
+        (["--steps", "2", "--heldout", "2", "--out", "/dev/null"], "/dev/null can't be written"),
         (["--steps", "2", "--device", "cuda:99"], "cuda:99"),
     ],
 )
