@@ -4,6 +4,7 @@ They are this process alone, or those of torchrun. Every collective call must be
 members, in the same order.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,4 +78,5 @@ def train_group(device: str) -> Iterator[TrainGroup]:
             torch.cuda.set_device(own)
         yield TrainGroup(dist.get_rank(), dist.get_world_size(), own)
     finally:
+        gc.collect()  # wrapped models are circles, and hold the group: its threads end with it
         dist.destroy_process_group()
