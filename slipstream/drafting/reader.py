@@ -31,7 +31,6 @@ from slipstream.models.scorer import Candidates, Scores
 DISTRIBUTION_SIZE = 64
 """Tokens of the truncated distribution that multi-candidate sampling draws from."""
 
-
 _NO_DISTRIBUTION = "the draft's scores of a slot are no numbers, or all infinite"
 Score = Callable[[Floats, Floats], Floats]
 """`DecisionModel.score`: hidden states [R, d] and `slot_stats` [R, 4] to probabilities [R, 2]."""

@@ -26,7 +26,6 @@ torch.library.define(
     "slipstream::truncate", "(Tensor logits, Tensor heats, Tensor nums, Tensor limits) -> Tensor"
 )
 
-
 _WIDTHS = (4, 4, 1, 1, 2, 1, 1)
 """Numbers of a draw, int32: top-p and the logarithm of min-p, float64; two ranges of edits; its
 temperature, float32; top-k; its keys; the place of its mask; its index."""

@@ -74,7 +74,6 @@ torch.library.define(
     "(Tensor logits, Tensor first, Tensor[] head, Tensor[] chains, SymInt num) -> (Tensor, Tensor)",
 )
 
-
 STEPS = 2
 """Steps that are captured together: a chain that ends costs as many in vain, at most, and the host
 waits once for them."""
