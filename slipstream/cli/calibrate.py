@@ -26,7 +26,6 @@ from slipstream.files import write_json
 
 app = typer.Typer(add_completion=False)
 
-
 Out = Annotated[
     Path,
     typer.Option(

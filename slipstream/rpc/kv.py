@@ -55,7 +55,6 @@ class KvEncoding(StrEnum):
 DTYPE = paired("the element type of keys and values", common_pb2.KvDtype, KvDtype)
 ENCODING = paired("the encoding of keys and values", target_pb2.KvEncoding, KvEncoding)
 
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _TYPES: dict[KvDtype, np.dtype[Any]] = {
     KvDtype.BFLOAT16: np.dtype(ml_dtypes.bfloat16),

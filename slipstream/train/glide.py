@@ -20,7 +20,6 @@ from slipstream.train.features import TrainBatch, row_blocks
 _LEAST_CHANCE = 1e-6
 """Least acceptance probability in the loss: below it the slope is bounded."""
 
-
 Blocks = tuple[Tensor, Tensor]
 """Grids of B documents: block lengths [B] and how far each grid is shifted [B], int64."""
 

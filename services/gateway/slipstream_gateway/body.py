@@ -113,7 +113,7 @@ class Speculation(StrictModel):
     shape: Annotated[Shape | None, Field(strict=False)] = None
     stop: Annotated[StopPolicy | None, Field(strict=False)] = None
     threshold: float | None = None
-    widths: list[Whole] | None = None
+    widths: Annotated[tuple[Whole, ...] | None, Field(strict=False)] = None
     verification: Annotated[Verification | None, Field(strict=False)] = None
     num_roots: Whole | None = None
     drafter: str | None = None

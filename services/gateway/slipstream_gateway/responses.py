@@ -106,27 +106,19 @@ def metrics(choices: Sequence[RequestStats]) -> Json:
 
 def rounds_json(rounds: Sequence[RoundTree]) -> Json:
     """Return rounds as they are shown: trees of draft tokens, what was kept, and seconds."""
+    return {"rounds": list(map(_round, rounds))}
+
+
+def _round(tree: RoundTree) -> Json:
+    texts = [node.text.decode(errors="replace") for node in tree.nodes]
     return {
-        "rounds": [
-            {
-                "nodes": [
-                    {
-                        "text": node.text.decode(errors="replace"),
-                        "parent": node.parent,
-                        "origin": node.origin.value,
-                        "kept": node.is_kept,
-                    }
-                    for node in tree.nodes
-                ],
-                "tokens": [
-                    {"bytes": list(token.text), "origin": token.origin.value}
-                    for token in tree.tokens
-                ],
-                "draft_s": tree.draft_s,
-                "verify_s": tree.verify_s,
-            }
-            for tree in rounds
-        ]
+        "nodes": [
+            {"text": text, "parent": it.parent, "origin": it.origin.value, "kept": it.is_kept}
+            for text, it in zip(texts, tree.nodes, strict=True)
+        ],
+        "tokens": [{"bytes": list(it.text), "origin": it.origin.value} for it in tree.tokens],
+        "draft_s": tree.draft_s,
+        "verify_s": tree.verify_s,
     }
 
 

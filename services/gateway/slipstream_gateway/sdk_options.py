@@ -27,7 +27,6 @@ from slipstream_gateway.messages import FunctionTool
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's own default, of completions only."""
-
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 _SAMPLING = {
@@ -47,10 +46,8 @@ def chat_options(
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "goes with logprobs true only")
     tools, choice = _tools(body)
-    options = _options(body, request_id, is_forced=choice not in ("auto", "none"))
+    options = _options(body, request_id, default_max_tokens, choice not in ("auto", "none"))
     options["chat_template_kwargs"] = body.variables
-    limits = {None: default_max_tokens, -1: None}
-    options["max_tokens"] = limits.get(body.max_tokens, body.max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
     marked = [(message.model_extra or {}).get("prefix") is True for message in body.messages[-1:]]
@@ -62,17 +59,15 @@ def chat_options(
     options["tools"], options["tool_choice"] = tools, choice
     if not tools or choice == "none":
         return options, None
-    is_older = bool(body.functions)
-    is_single = is_older or not body.parallel_tool_calls
-    return options, ToolUse(tuple(tools), choice != "auto", is_single, is_older)
+    is_single = bool(body.functions) or not body.parallel_tool_calls
+    return options, ToolUse(tuple(tools), choice != "auto", is_single, bool(body.functions))
 
 
 def _tools(body: ChatRequest) -> tuple[list[Tool], Any]:
     """Return the tools that may be called, and the choice among them as the SDK has it."""
     if body.tools and body.functions:
         raise both_given("tools", "functions")
-    choices = (("tool_choice", body.tools), ("function_call", body.functions))
-    for place, given in choices:
+    for place, given in (("tool_choice", body.tools), ("function_call", body.functions)):
         if getattr(body, place) not in ("auto", "none") and not given:
             raise refused(place, "asks for a call, but there are no tools")
     older = [FunctionTool(function=function) for function in body.functions]
@@ -90,12 +85,10 @@ def _tools(body: ChatRequest) -> tuple[list[Tool], Any]:
 
 def completion_options(body: CompletionRequest, request_id: str) -> RequestOptions:
     """Return the options of a completion. Raises `HttpError`, or `InvalidRequest`."""
-    options = _options(body, request_id)
+    options = _options(body, request_id, COMPLETION_MAX_TOKENS)
     if body.best_of not in (None, 1, body.n):
         why = f"is {body.best_of}, but may only be 1 or n, as answers are not ranked"
         raise refused("best_of", why, "unsupported_parameter")
-    limits = {None: COMPLETION_MAX_TOKENS, -1: None}
-    options["max_tokens"] = limits.get(body.max_tokens, body.max_tokens)
     if body.max_tokens == 0:
         if not body.echo or body.stream:
             raise refused("max_tokens", "0 goes with echo and without stream")
@@ -130,8 +123,7 @@ def each_answer(body: TextRequest, options: RequestOptions) -> list[tuple[Prompt
     limit = MAX_CHOICES if body.stream else MAX_ANSWERS
     if len(prompts) > limit:
         kind = "a stream" if body.stream else "a request"
-        why = f"and n make {len(prompts)} answers, but {kind} has at most {limit}"
-        raise refused("prompt", why)
+        raise refused("prompt", f"and n make {len(prompts)} answers, but {kind} has up to {limit}")
     sampling, name = options["sampling"], options["request_id"][: MAX_NAME_LENGTH - 4]
     answers = [(prompts[0], options)]
     for index, prompt in enumerate(prompts[1:], 1):
@@ -142,7 +134,9 @@ def each_answer(body: TextRequest, options: RequestOptions) -> list[tuple[Prompt
     return answers
 
 
-def _options(body: TextRequest, request_id: str, *, is_forced: bool = False) -> RequestOptions:
+def _options(
+    body: TextRequest, request_id: str, default_max_tokens: int, is_forced: bool = False
+) -> RequestOptions:
     if body.with_rounds and not (body.stream and body.n == len(body.prompts) == 1):
         raise refused("with_rounds", "goes with stream true and one answer")
     given = body.model_fields_set | ({"temperature"} if body.top_p == 0 else set())  # is greedy
@@ -154,13 +148,11 @@ def _options(body: TextRequest, request_id: str, *, is_forced: bool = False) -> 
         "ignore_eos": body.ignore_eos,
         "request_id": request_id,
         "model": body.model,
+        "max_tokens": {None: default_max_tokens, -1: None}.get(body.max_tokens, body.max_tokens),
+        "with_rounds": body.with_rounds,
     }
-    if body.with_rounds:
-        options["with_rounds"] = True
     if body.speculation is not None:
         asked = body.speculation.model_dump(exclude_none=True)
-        if "widths" in asked:
-            asked["widths"] = tuple(asked["widths"])
         options["speculation"] = SpeculationOptions(**asked)
     return {**options, **_grammar(body, is_forced)}
 

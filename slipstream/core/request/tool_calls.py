@@ -5,10 +5,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import groupby, product
 
 from slipstream.core.request.results import Result
-from slipstream.core.request.tools import Tool, ToolFormat, decoded_json, escaped_json
+from slipstream.core.request.tools import JsonNesting, Tool, ToolFormat, decoded_json, escaped_json
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 9
@@ -23,8 +24,6 @@ _NO_CALL = re.compile(r'\{\s*"(?!name"|arguments"|parameters"|id"|type")[^"]*"')
 """Beginning of JSON that is no call."""
 _KEY_MARKS, _HEAD_MARKS = 2, 5
 """Brackets and ends of strings up to the end of the first key, and of the beginning of a call."""
-_OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
-"""Characters that matter to JSON's nesting outside of strings, and in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,9 @@ class _Syntax:
 _SYNTAXES = {
     ToolFormat.HERMES: _Syntax("<tool_call>", re.compile(r"(?:\s|</?tool_call>)*"), "</tool_call>"),
     ToolFormat.LLAMA3: _Syntax("<|python_tag|>", re.compile(r"[\s;]*"), bare="{"),
-    ToolFormat.MISTRAL: _Syntax("[TOOL_CALLS]", re.compile(r"[\s,[\]]*"), bare="["),
+    ToolFormat.MISTRAL: _Syntax(
+        "[TOOL_CALLS]", re.compile(r"(?:\[TOOL_CALLS\]|[\s,\]]|\[(?=[^T]))*"), bare="["
+    ),
 }
 _FORCED = _Syntax("", re.compile(r"\s*"), bare="{")
 """A text that a grammar makes one call."""
@@ -107,6 +108,9 @@ class ToolCallParser:
         """`names` are of the tools; no format stands for a text that is one call and no more."""
         self._syntax = _FORCED if tool_format is None else _SYNTAXES[tool_format]
         self._names = frozenset(names)
+        beginnings = product(names, ("{", "[ARGS]{") if tool_format is ToolFormat.MISTRAL else ())
+        self._named = {name + end: name for name, end in beginnings}
+        """Beginnings of calls that have the tool's name before their arguments, and the name."""
         self._held: list[str] = []
         """Pieces that were read, but are neither text nor a call yet."""
         self._num_before = 0
@@ -114,9 +118,9 @@ class ToolCallParser:
         self._rest, self._at = "", 0
         """Unread text, and the position up to which it was examined."""
         self._is_beginning, self._num_calls = True, 0
-        self._has_call = False
+        self._has_call = self._is_whole = False
         """True if there was a call since the last opening."""
-        self._nesting = _Nesting()
+        self._nesting = JsonNesting()
         self._read: Callable[[bool], _Pieces] = self._text
 
     def push(self, text: str) -> list[Piece]:
@@ -166,7 +170,8 @@ class ToolCallParser:
         if bare and self._is_beginning:
             begin = len(rest) - len(rest[self._at :].lstrip())
             first = rest[begin : begin + max(len(opening), 1)]
-            if first.startswith(bare) and not opening.startswith(first):
+            is_call = first.startswith(bare) and not opening.startswith(first)
+            if is_call or (first and any(map(partial(self._may_be, begin), self._named))):
                 return begin, 0
         place = rest.find(opening, self._at) if opening else -1
         return place, len(opening) if place >= 0 else 0
@@ -180,18 +185,32 @@ class ToolCallParser:
     def _beside(self, is_end: bool) -> _Pieces:
         """Read what is between calls, up to the next one or to other text."""
         self._hold(self._syntax.beside.match(self._rest, self._at).end())  # type: ignore[union-attr]
-        words = () if is_end else (self._syntax.opening, self._syntax.closing)
+        words = () if is_end else (self._syntax.opening, self._syntax.closing, *self._named)
         num_left = len(self._rest) - self._at
-        is_partial = (num_left < len(it) and self._rest.endswith(it[:num_left]) for it in words)
-        if not num_left or any(is_partial):
+        if not num_left or any(num_left < len(it) and self._may_be(self._at, it) for it in words):
             return False
         if self._rest.startswith("{", self._at):
-            self._nesting, self._num_before, self._read = _Nesting(), len(self._held), self._call
+            self._nesting, self._num_before, self._read = JsonNesting(), len(self._held), self._call
             return True
+        for beginning, name in self._named.items():
+            if self._rest.startswith(beginning, self._at):
+                self._at += len(beginning)
+                yield from self._open(name, is_whole=True)
+                return True
         self._held = [] if self._has_call else self._held
         yield from self._as_text()
         self._is_beginning, self._read = False, self._text
         return True
+
+    def _may_be(self, position: int, word: str) -> bool:
+        """Return whether the text from this position on is a word, or its beginning."""
+        return word.startswith(self._rest[position : position + len(word)])
+
+    def _open(self, name: str, *, is_whole: bool) -> Generator[Piece, None, None]:
+        """Begin arguments, the bracket of which was read; `is_whole`: they end the call."""
+        yield CallPiece(self._num_calls, name, "")
+        self._held, self._at, self._is_whole = [], self._at - 1, is_whole
+        self._nesting, self._read = JsonNesting(), self._arguments
 
     def _call(self, is_end: bool) -> _Pieces:
         """Read a call up to its arguments, or all of one in another order."""
@@ -201,9 +220,7 @@ class ToolCallParser:
             if nesting.num_marks == _KEY_MARKS and _NO_CALL.match(self._object()):
                 break
             if nesting.num_marks == _HEAD_MARKS and (name := self._name()) is not None:
-                yield CallPiece(self._num_calls, name, "")
-                self._held, self._at = [], end - 1
-                self._nesting, self._read = _Nesting(), self._arguments
+                yield from self._open(name, is_whole=False)
                 return True
             if not nesting.depth:
                 if call := self._whole(self._object()):
@@ -245,8 +262,10 @@ class ToolCallParser:
         if arguments := self._rest[self._at : end or None]:
             yield CallPiece(self._num_calls, None, escaped_json(arguments, *states))
         self._at += len(arguments)
-        if end:
-            self._nesting, self._read = _Nesting(depth=1), self._behind
+        if end and self._is_whole:
+            self._next()
+        elif end:
+            self._nesting, self._read = JsonNesting(depth=1), self._behind
         return end > 0
 
     def _behind(self, is_end: bool) -> _Pieces:
@@ -261,34 +280,3 @@ class ToolCallParser:
     def _next(self) -> None:
         self._held, self._has_call, self._read = [], True, self._beside
         self._num_calls += 1
-
-
-class _Nesting:
-    """Finds where JSON ends, by its brackets outside of strings, while it comes."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.depth, self.num_marks = depth, 0
-        """Brackets and ends of strings so far."""
-        self.is_string = self.is_escaped = False
-
-    def end_of(self, text: str, position: int) -> int:
-        """Return the position behind the last bracket; 0 until it is there."""
-        while (position := self.next_mark(text, position)) and self.depth:
-            pass
-        return position
-
-    def next_mark(self, text: str, position: int) -> int:
-        """Read from `position` on; return the position behind a bracket or a string, 0 for none."""
-        if self.is_escaped and position < len(text):
-            position, self.is_escaped = position + 1, False
-        while found := (_IN_STRING if self.is_string else _OUTSIDE).search(text, position):
-            position, char = found.end(), found[0]
-            if char == "\\":
-                position, self.is_escaped = position + 1, position == len(text)
-                continue
-            self.is_string = char == '"' and not self.is_string
-            if not self.is_string:
-                self.depth += (char in "{[") - (char in "}]")
-                self.num_marks += 1
-                return position
-        return 0

@@ -24,6 +24,8 @@ MAX_JSON_DEPTH = 64
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+"""Characters that matter to JSON's nesting outside of strings, and in them."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -35,7 +37,7 @@ class ToolFormat(StrEnum):
     LLAMA3 = "llama3"
     """`{"name": …, "parameters": …}` and nothing else: Llama 3.1 and later."""
     MISTRAL = "mistral"
-    """`[TOOL_CALLS][{"name": …, "arguments": …}]`: Mistral."""
+    """`[TOOL_CALLS][{"name": …, "arguments": …}]`, or `[TOOL_CALLS]name[ARGS]{…}`: Mistral."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,37 @@ def escaped_json(text: str, is_string: bool, is_escaped: bool) -> str:
         is_string ^= char == '"' and not is_escaped
         is_escaped = char == "\\" and is_string and not is_escaped
     return "".join(found)
+
+
+class JsonNesting:
+    """Finds where JSON ends, by its brackets outside of strings, while it comes."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.depth, self.num_marks = depth, 0
+        """Brackets and ends of strings so far."""
+        self.is_string = self.is_escaped = False
+
+    def end_of(self, text: str, position: int) -> int:
+        """Return the position behind the last bracket; 0 until it is there."""
+        while (position := self.next_mark(text, position)) and self.depth:
+            pass
+        return position
+
+    def next_mark(self, text: str, position: int) -> int:
+        """Read from `position` on; return the position behind a bracket or a string, 0 for none."""
+        if self.is_escaped and position < len(text):
+            position, self.is_escaped = position + 1, False
+        while found := (_IN_STRING if self.is_string else _OUTSIDE).search(text, position):
+            position, char = found.end(), found[0]
+            if char == "\\":
+                position, self.is_escaped = position + 1, position == len(text)
+                continue
+            self.is_string = char == '"' and not self.is_string
+            if not self.is_string:
+                self.depth += (char in "{[") - (char in "}]")
+                self.num_marks += 1
+                return position
+        return 0
 
 
 def calls_grammar(tools: Sequence[Tool], tool_format: ToolFormat | None) -> Grammar | None:
