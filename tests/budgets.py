@@ -198,7 +198,7 @@ class Budget:
 
 BUDGETS = (
     Budget("lines of library and services", 51_880, lambda: num_lines(*PRODUCT)),
-    Budget("lines of tests/", 50_370, lambda: num_lines(TESTS)),
+    Budget("lines of tests/", 50_327, lambda: num_lines(TESTS)),
     Budget("files of library and services", 337, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 20, largest_folder),
     Budget("files executed, embedded", 76, lambda: len(executed_files("embedded"))),
