@@ -31,7 +31,6 @@ MAX_IDLE = 4
 
 _DialledAddress = tuple[str, Stamp]
 """An address, and the certificates that it was dialled with."""
-
 _Pattern = tuple[IPv4Network | IPv6Network | str, int | None]
 """Hosts by a network of addresses, a name, *.NAME or *, and their port; None: any."""
 

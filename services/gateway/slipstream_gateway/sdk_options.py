@@ -46,7 +46,8 @@ def chat_options(
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "goes with logprobs true only")
     tools, choice = _tools(body)
-    options = _options(body, request_id, default_max_tokens, choice not in ("auto", "none"))
+    is_forced = choice not in ("auto", "none")
+    options = _options(body, request_id, default_max_tokens, is_forced=is_forced)
     options["chat_template_kwargs"] = body.variables
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
@@ -120,10 +121,10 @@ def each_answer(body: TextRequest, options: RequestOptions) -> list[tuple[Prompt
     Raises `HttpError` for too many answers.
     """
     prompts = [prompt for prompt in body.prompts for _ in range(body.n)]
-    limit = MAX_CHOICES if body.stream else MAX_ANSWERS
+    kind, limit = ("a stream", MAX_CHOICES) if body.stream else ("a request", MAX_ANSWERS)
     if len(prompts) > limit:
-        kind = "a stream" if body.stream else "a request"
-        raise refused("prompt", f"and n make {len(prompts)} answers, but {kind} has up to {limit}")
+        why = f"and n make {len(prompts)} answers, but {kind} has at most {limit}"
+        raise refused("prompt", why)
     sampling, name = options["sampling"], options["request_id"][: MAX_NAME_LENGTH - 4]
     answers = [(prompts[0], options)]
     for index, prompt in enumerate(prompts[1:], 1):
@@ -135,7 +136,7 @@ def each_answer(body: TextRequest, options: RequestOptions) -> list[tuple[Prompt
 
 
 def _options(
-    body: TextRequest, request_id: str, default_max_tokens: int, is_forced: bool = False
+    body: TextRequest, request_id: str, default_max_tokens: int, *, is_forced: bool = False
 ) -> RequestOptions:
     if body.with_rounds and not (body.stream and body.n == len(body.prompts) == 1):
         raise refused("with_rounds", "goes with stream true and one answer")

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, product
 
 from slipstream.core.request.results import Result
@@ -117,8 +116,8 @@ class ToolCallParser:
         """Number of its parts before the call that is being read."""
         self._rest, self._at = "", 0
         """Unread text, and the position up to which it was examined."""
-        self._is_beginning, self._num_calls = True, 0
-        self._has_call = self._is_whole = False
+        self._is_beginning, self._is_whole, self._num_calls = True, False, 0
+        self._has_call = False
         """True if there was a call since the last opening."""
         self._nesting = JsonNesting()
         self._read: Callable[[bool], _Pieces] = self._text
@@ -171,7 +170,7 @@ class ToolCallParser:
             begin = len(rest) - len(rest[self._at :].lstrip())
             first = rest[begin : begin + max(len(opening), 1)]
             is_call = first.startswith(bare) and not opening.startswith(first)
-            if is_call or (first and any(map(partial(self._may_be, begin), self._named))):
+            if is_call or (first and any(self._may_be(begin, word) for word in self._named)):
                 return begin, 0
         place = rest.find(opening, self._at) if opening else -1
         return place, len(opening) if place >= 0 else 0
@@ -207,7 +206,7 @@ class ToolCallParser:
         return word.startswith(self._rest[position : position + len(word)])
 
     def _open(self, name: str, *, is_whole: bool) -> Generator[Piece, None, None]:
-        """Begin arguments, the bracket of which was read; `is_whole`: they end the call."""
+        """Begin arguments, the bracket of which was read; where `is_whole`, they end the call."""
         yield CallPiece(self._num_calls, name, "")
         self._held, self._at, self._is_whole = [], self._at - 1, is_whole
         self._nesting, self._read = JsonNesting(), self._arguments
